@@ -1,0 +1,55 @@
+# The targets a reader or an author needs. `make book` and `make test` each work as the first command.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+SYSTEM_PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3)
+PYTHON := .venv/bin/python
+export OMP_NUM_THREADS ?= 1
+export TOKENIZERS_PARALLELISM := false
+
+help:  ## show the targets
+	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+setup: .venv/ready  ## make the environment in .venv (done by the other targets when needed)
+
+.venv/ready: requirements.lock pyproject.toml
+	@$(SYSTEM_PYTHON) -c 'import sys; v = sys.version.split()[0]; sys.exit(sys.version_info < (3, 11) and f"Python 3.11 or newer is needed, {sys.executable} is {v}; name another with make SYSTEM_PYTHON=/path/to/python3.11")'
+	@echo "[setup 1/3] making the virtual environment .venv with $$($(SYSTEM_PYTHON) --version)"
+	@$(SYSTEM_PYTHON) -m venv .venv
+	@echo "[setup 2/3] installing the packages of requirements.lock (torch among them: some minutes the first time)"
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	@echo "[setup 3/3] installing the package annotated from this checkout"
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch .venv/ready
+	@echo "[setup] done"
+
+book: setup  ## the main job: train the book's model if needed, execute all notebooks, render the site
+	$(PYTHON) tools/book.py
+	$(MAKE) --no-print-directory site
+
+site: setup  ## render the notebooks as they are stored (or as `make book` executed them) to HTML
+	$(PYTHON) tools/site.py
+
+test: setup  ## unit tests, and the stored outputs of the pages that do not train
+	$(PYTHON) tools/test.py
+
+test-long: setup  ## the tests that take longer: every mutation
+	$(PYTHON) tools/mutate.py
+
+lint: setup  ## ruff over the tests and tools
+	$(PYTHON) -m ruff check .
+
+lab: setup  ## open JupyterLab on the book
+	$(PYTHON) -m jupyterlab --notebook-dir=notebooks
+
+sync: setup  ## execute, normalise and export all pages (PAGES="05 06": these); writes notebooks/ and annotated/
+	$(PYTHON) tools/sync.py $(PAGES)
+
+export: setup  ## export the modules only, without executing
+	$(PYTHON) tools/sync.py --export $(PAGES)
+
+multi30k: setup  ## train and score Multi30k English to German (about 30 minutes on 2 cores)
+	bash tools/multi30k.sh
+
+.PHONY: help setup book site test test-long lint lab sync export multi30k

@@ -1,0 +1,98 @@
+"""The package is exactly what the notebooks export, and its imports only run forward."""
+
+import ast
+import re
+import sys
+
+import nbformat
+import pytest
+
+sys.path.insert(0, "tools")
+from notebooks import EXPORTED, PACKAGE, export, pages  # noqa: E402
+
+PAGES = pages()
+NOT_EXPORTED = {"__init__.py"}  # written by hand: it holds a docstring and nothing else
+
+
+def code_cells(path):
+    return [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+
+
+def module_of(path):
+    """The module that a page exports, or None."""
+    found = [name for cell in code_cells(path) for name in re.findall(r"^#\|\s*default_exp\s+(\S+)", cell.source, re.M)]
+    assert len(found) <= 1, f"{path.name} names {len(found)} modules: one notebook exports one module"
+    return found[0] if found else None
+
+
+MODULES = {path: module_of(path) for path in PAGES if module_of(path)}
+
+
+def test_no_two_pages_export_one_module():
+    assert len(set(MODULES.values())) == len(MODULES), sorted(MODULES.values())
+
+
+def test_package_is_what_the_notebooks_export(tmp_path):
+    fresh = tmp_path / "annotated"  # the name of the folder decides how nbdev writes imports within the package
+    for path in MODULES:
+        export(path, fresh)
+    exported = {file.name: file.read_bytes() for file in fresh.glob("*.py")}
+    header = re.compile(rb"(# %% |File to edit: ).*?([0-9][0-9]_\w+\.ipynb)")  # the path to the notebook is relative
+    committed = {file.name: file.read_bytes() for file in PACKAGE.glob("*.py") if file.name not in NOT_EXPORTED}
+    assert sorted(exported) == sorted(committed), "a module without its notebook, or a notebook that was not exported"
+    for name, source in committed.items():
+        assert header.sub(rb"\1\2", exported[name]) == header.sub(rb"\1\2", source), f"{name}: run `make sync` or `make export`"
+
+
+def test_init_only_documents():
+    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    assert [type(node) for node in tree.body] == [ast.Expr], "annotated/__init__.py imports or defines something"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_exported_cells_are_plain_python(path):
+    for cell in code_cells(path):
+        if EXPORTED.search(cell.source):
+            lines = cell.source.split("\n")
+            assert not [line for line in lines if re.match(r"\s*[%!]", line)], f"a magic in {path.name}: {lines[1]!r}"
+            ast.parse(cell.source)
+            assert "import *" not in cell.source
+
+
+def imported(source):
+    """Modules of `annotated` that a piece of code imports, wherever the import stands."""
+    names = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level == 1:
+                names |= {base.split(".")[0]} if base else {alias.name for alias in node.names}
+            elif base.split(".")[0] == "annotated":
+                names |= {base.split(".")[1]} if "." in base else {alias.name for alias in node.names}
+        elif isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("annotated.")}
+    return names
+
+
+def test_exported_imports_only_run_forward():
+    earlier = {"charts"}
+    for path, name in MODULES.items():
+        found = imported((PACKAGE / f"{name}.py").read_text())
+        assert found <= earlier, f"{path.name} imports {sorted(found - earlier)}, which come later in the book"
+        earlier.add(name)
+
+
+def test_no_name_is_exported_twice():
+    owner = {}
+    for name in MODULES.values():
+        tree = ast.parse((PACKAGE / f"{name}.py").read_text())
+        for node in tree.body:
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_") and node.name != "main":
+                assert owner.setdefault(node.name, name) == name, f"{node.name} stands in {owner[node.name]} and {name}"
+
+
+def test_every_exported_name_is_documented():
+    for name in MODULES.values():
+        for node in ast.parse((PACKAGE / f"{name}.py").read_text()).body:
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
+                assert ast.get_docstring(node), f"{name}.{node.name} has no docstring"

@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Multi30k English to German: train, translate test_2016_flickr greedily, score with sacreBLEU; logs and figures to results/.
+# `make multi30k` runs it; ANNOTATED_DATA says where the corpora are (fetched from the publisher if they are not there).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+export OMP_NUM_THREADS=2
+# the allocator keeps freed memory instead of returning and mapping it again at every step
+export MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TRIM_THRESHOLD_=1073741824 MALLOC_TOP_PAD_=67108864
+python=.venv/bin/python model=_build/multi30k results=results/multi30k
+mkdir -p _build "$results"
+rm -rf "$model"
+{
+    $python -m annotated.training multi30k --out "$model" 2>&1
+} | tr '\r' '\n' | grep -v '^training:' | sed "s|$PWD/||g" | tee "$results/train.log"
+$python tools/score.py "$model" multi30k test "$results"
