@@ -1,0 +1,176 @@
+"""annotated.embeddings against PyTorch's own layers, and claims C12 and C13."""
+
+import copy
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F
+
+from annotated.embeddings import TokenEmbedding
+from annotated.positional import sinusoidal_encoding
+from annotated.transformer import Transformer, TransformerConfig
+
+
+def make(vocab_size=23, d_model=6, seed=0):
+    torch.manual_seed(seed)
+    return TokenEmbedding(vocab_size, d_model).double()
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(1, 30), st.integers(1, 17), st.integers(1, 4), st.integers(1, 7), st.integers(0, 1000))
+def test_values_and_gradients_equal_nn_embedding_and_nn_linear(vocab_size, d_model, batch, length, seed):
+    ours = make(vocab_size, d_model, seed)
+    lookup = nn.Embedding.from_pretrained(ours.weight.detach().clone(), freeze=False)
+    linear = nn.Linear(d_model, vocab_size, bias=False).double()
+    linear.weight = lookup.weight
+    ids = torch.randint(vocab_size, (batch, length))
+    upstream = torch.randn(batch, length, vocab_size, dtype=torch.float64)
+
+    x, x_torch = ours(ids), lookup(ids) * math.sqrt(d_model)
+    assert x.shape == (batch, length, d_model)
+    assert torch.allclose(x, x_torch, rtol=0, atol=1e-9)
+    logits, logits_torch = ours.project(x.tanh()), linear(x_torch.tanh())
+    assert torch.allclose(logits, logits_torch, rtol=0, atol=1e-9)
+    (logits * upstream).sum().backward()
+    (logits_torch * upstream).sum().backward()
+    assert torch.allclose(ours.weight.grad, lookup.weight.grad, rtol=0, atol=1e-9)
+
+
+def test_lookup_is_a_one_hot_product():
+    ours = make()
+    ids = torch.randint(23, (4, 5))
+    one_hot = F.one_hot(ids, 23).double()
+    assert torch.allclose(ours(ids), one_hot @ ours.weight * math.sqrt(6), rtol=0, atol=1e-12)
+
+
+def test_project_is_unscaled_and_takes_any_leading_shape():
+    ours = make()
+    x = torch.randn(2, 3, 4, 6, dtype=torch.float64)
+    expected = torch.stack([(x * row).sum(-1) for row in ours.weight], dim=-1)
+    assert torch.allclose(ours.project(x), expected, rtol=0, atol=1e-12)
+
+
+def test_initial_rows_have_length_one_and_scaled_rows_unit_variance():
+    torch.manual_seed(1)
+    ours = TokenEmbedding(4_000, 256)
+    assert ours.weight.norm(dim=1).mean().item() == pytest.approx(1, abs=0.01)
+    assert ours(torch.arange(4_000)).std().item() == pytest.approx(1, abs=0.01)
+    hidden = F.layer_norm(torch.randn(300, 256), (256,))
+    assert ours.project(hidden).std().item() == pytest.approx(1, abs=0.05)  # the first softmax is close to even
+
+
+def test_only_one_parameter():
+    assert [(name, tuple(p.shape)) for name, p in make().named_parameters()] == [("weight", (23, 6))]
+
+
+@pytest.mark.parametrize("bad", [23, -1, 1_000_000])
+def test_id_out_of_range_says_which_and_what_is_allowed(bad):
+    with pytest.raises(IndexError, match=rf"ids run from .*{bad}.*vocab_size=23 allows 0 to 22: use the tokenizer"):
+        make()(torch.tensor([[3, bad]]))
+
+
+@pytest.mark.parametrize("ids", [torch.tensor([[1.0, 2.0]]), torch.tensor([[True, False]])])
+def test_ids_of_another_dtype_are_refused(ids):
+    with pytest.raises(ValueError, match=rf"ids have dtype {ids.dtype}, expected torch.int64"):
+        make()(ids)
+
+
+def test_wrong_width_is_refused():
+    with pytest.raises(ValueError, match="x has width 5, expected d_model=6"):
+        make().project(torch.zeros(1, 2, 5, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(("sizes", "name"), [((0, 4), "vocab_size=0"), ((4, -1), "d_model=-1")])
+def test_impossible_sizes_are_refused(sizes, name):
+    with pytest.raises(ValueError, match=name):
+        TokenEmbedding(*sizes)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_as_on_the_cpu():
+    ours = make()
+    ids = torch.randint(23, (3, 4))
+    expected = ours(ids), ours.project(ours(ids))
+    x = ours.cuda()(ids.cuda())
+    assert x.device.type == "cuda"
+    assert torch.allclose(x.cpu(), expected[0]) and torch.allclose(ours.project(x).cpu(), expected[1])
+
+
+def tiny_model():
+    torch.manual_seed(2)
+    model = Transformer(TransformerConfig.tiny(50, d_model=32, d_ff=64, dropout=0.0)).double()
+    return model, torch.randint(4, 50, (3, 6)), torch.randint(4, 50, (3, 7))
+
+
+def loss_of(model, source_use, target_use, output_use, source, target):
+    model.embedding = source_use
+    memory = model.encode(source)
+    model.embedding = target_use
+    hidden = model.decode(target[:, :-1], memory, source)
+    return F.cross_entropy(output_use.project(hidden).flatten(0, 1), target[:, 1:].flatten())
+
+
+def test_c12_one_tensor_in_memory_for_source_target_and_output():
+    model, source, target = tiny_model()
+
+    def matrices(of):
+        return {p.data_ptr() for p in of.parameters() if 50 in p.shape}
+
+    assert matrices(model) == {model.embedding.weight.data_ptr()}
+    assert sum(50 in t.shape for t in model.state_dict().values()) == 1
+    copied = copy.deepcopy(model)
+    assert len(matrices(copied)) == 1 and matrices(copied) != matrices(model)
+    logits = model(source, target)
+    with torch.no_grad():
+        model.embedding.weight[7] += 1  # one change is seen in all three places
+    changed = model(source, target)
+    assert not torch.allclose(logits[..., 7], changed[..., 7])
+    assert torch.equal(logits, copied(source, target))
+
+
+def test_c12_the_shared_gradient_is_the_sum_of_three():
+    model, source, target = tiny_model()
+    tied = model.embedding
+    F.cross_entropy(model(source, target[:, :-1]).flatten(0, 1), target[:, 1:].flatten()).backward()
+    shared = tied.weight.grad.clone()
+    uses = [copy.deepcopy(tied) for _ in range(3)]
+    for use in uses:
+        use.weight.grad = None
+    loss_of(model, *uses, source, target).backward()
+    assert all(use.weight.grad.norm() > 1e-3 for use in uses)
+    assert torch.allclose(shared, sum(use.weight.grad for use in uses), rtol=0, atol=1e-12)
+
+
+def test_c12_parameters_saved_for_the_base_model():
+    with torch.device("meta"):
+        base = Transformer(TransformerConfig.base(37_000))
+    vocabulary = [p.numel() for p in base.parameters() if 37_000 in p.shape]
+    untied = 3 * 37_000 * 512
+    assert vocabulary == [37_000 * 512]
+    assert untied - sum(vocabulary) == 2 * 37_000 * 512 == 37_888_000
+
+
+@pytest.mark.parametrize("d_model", [64, 128, 256, 512, 1024])
+def test_c13_the_scaled_embedding_is_root_two_times_as_long_as_the_position(d_model):
+    torch.manual_seed(3)
+    table = TokenEmbedding(1_000, d_model)
+    position = sinusoidal_encoding(50, d_model).norm(dim=1)
+    assert torch.allclose(position, torch.full((50,), math.sqrt(d_model / 2)), rtol=1e-5)
+    scaled = table(torch.arange(1_000)).norm(dim=1).mean() / position.mean()
+    bare = table.weight.norm(dim=1).mean() / position.mean()
+    assert scaled.item() == pytest.approx(math.sqrt(2), rel=0.02)
+    assert bare.item() == pytest.approx(math.sqrt(2 / d_model), rel=0.02)
+
+
+def test_c13_tokens_shine_through_their_positions():
+    torch.manual_seed(4)
+    table = TokenEmbedding(1_000, 512)
+    ids = torch.randint(1_000, (20, 40))
+    position = sinusoidal_encoding(40, 512)
+    found = (table.project(table(ids) + position).argmax(-1) == ids).float().mean()
+    drowned = (table.project(table.weight[ids] + position).argmax(-1) == ids).float().mean()
+    assert found == 1 and drowned < 0.2
