@@ -1,0 +1,339 @@
+"""Scaled dot-product and additive attention against PyTorch, plain loops, and the paper's claims."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from annotated.attention import (
+    AdditiveAttention,
+    check_attention_shapes,
+    masked_softmax,
+    scaled_dot_product_attention,
+)
+
+EXACT = {"rtol": 0, "atol": 1e-9}
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+
+
+def inputs(*shapes, seed=0, dtype=torch.float64, scale=1.0):
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        (scale * torch.randn(*shape, generator=generator, dtype=torch.float64)).to(dtype).requires_grad_()
+        for shape in shapes
+    ]
+
+
+def random_mask(*shape, seed=1, share=0.6):
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(seed)) < share
+
+
+def by_hand(query, key, value, mask):
+    """softmax(QKᵀ/√d_k)V for 2-d inputs, with Python floats alone."""
+    outputs, all_weights = [], []
+    for i, q in enumerate(query.tolist()):
+        exponentials = []
+        for j, k in enumerate(key.tolist()):
+            score = sum(a * b for a, b in zip(q, k, strict=True)) / math.sqrt(len(q))
+            exponentials.append(math.exp(score) if mask[i][j] else 0.0)
+        total = sum(exponentials)
+        weights = [e / total if total else 0.0 for e in exponentials]
+        all_weights.append(weights)
+        columns = zip(*value.tolist(), strict=True)
+        outputs.append([sum(w * v for w, v in zip(weights, column, strict=True)) for column in columns])
+    return torch.tensor(outputs, dtype=torch.float64), torch.tensor(all_weights, dtype=torch.float64)
+
+
+def test_agrees_with_loops_over_python_numbers():
+    query, key, value = (t.detach() for t in inputs((4, 3), (5, 3), (5, 2)))
+    mask = random_mask(4, 5)
+    mask[2] = False
+    output, weights = scaled_dot_product_attention(query, key, value, mask)
+    expected_output, expected_weights = by_hand(query, key, value, mask.tolist())
+    torch.testing.assert_close(output, expected_output, **EXACT)
+    torch.testing.assert_close(weights, expected_weights, **EXACT)
+
+
+def test_worked_example_of_the_page():
+    query = torch.tensor([[1.0, 0, 1, 0], [0, 2, 0, 2], [2, 2, 0, 0]])
+    key = torch.tensor([[1.0, 1, 0, 0], [0, 0, 1, 1], [1, 0, 1, 0]])
+    value = torch.tensor([[1.0, 0], [0, 1], [1, 1]])
+    output, weights = scaled_dot_product_attention(query, key, value)
+    total = math.exp(2) + 1 + math.e
+    expected = torch.tensor([math.exp(2) / total, 1 / total, math.e / total])
+    torch.testing.assert_close(weights[2], expected)
+    torch.testing.assert_close(output[2], torch.stack([expected[0] + expected[2], expected[1] + expected[2]]))
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [None, (5, 7), (1, 7), (7,), (2, 1, 1, 7), (2, 1, 5, 7), (1, 3, 5, 7), (2, 3, 5, 7), (3, 5, 1)],
+    ids=str,
+)
+def test_output_and_gradients_equal_pytorchs_fused_function(shape):
+    ours, theirs = (inputs((2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 6)) for _ in range(2))
+    mask = None if shape is None else random_mask(*shape)
+    output, weights = scaled_dot_product_attention(*ours, mask=mask)
+    expected = F.scaled_dot_product_attention(*theirs, attn_mask=None if mask is None else mask.expand(2, 3, 5, 7))
+    assert output.shape == (2, 3, 5, 6) and weights.shape == (2, 3, 5, 7)
+    torch.testing.assert_close(output, expected, **EXACT)
+    direction = torch.randn(output.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    (output * direction).sum().backward()
+    (expected * direction).sum().backward()
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine.grad, other.grad, **EXACT)
+
+
+@pytest.mark.parametrize("axes", [(), (2,), (2, 3), (2, 1, 3)], ids=str)
+def test_any_number_of_axes_in_front(axes):
+    query, key, value = inputs((*axes, 4, 3), (*axes, 5, 3), (*axes, 5, 2))
+    output, weights = scaled_dot_product_attention(query, key, value)
+    torch.testing.assert_close(output, F.scaled_dot_product_attention(query, key, value), **EXACT)
+    assert weights.shape == (*axes, 4, 5)
+
+
+def test_gradient_by_finite_differences():
+    mask = random_mask(3, 4)
+    mask[1] = False
+    assert torch.autograd.gradcheck(
+        lambda q, k, v: scaled_dot_product_attention(q, k, v, mask), inputs((3, 2), (4, 2), (4, 3))
+    )
+
+
+# Dropout
+
+
+def test_dropout_zeroes_the_share_it_should_and_keeps_the_mean():
+    torch.manual_seed(0)
+    query, key, value = inputs((4, 8), (6, 8), (6, 3))
+    plain, weights = scaled_dot_product_attention(query, key, value)
+    n = 4000
+    many = [t.detach().expand(n, *t.shape) for t in (query, key, value)]
+    outputs, dropped = scaled_dot_product_attention(*many, dropout=0.25)
+    off = dropped == 0
+    share = off.double().mean()
+    assert abs(share - 0.25) < 4 * math.sqrt(0.25 * 0.75 / off.numel())
+    torch.testing.assert_close(dropped[~off], (weights / 0.75).expand_as(dropped)[~off], **EXACT)  # the rest grow
+    error = 5 * outputs.std(0) / math.sqrt(n)
+    assert ((outputs.mean(0) - plain).abs() < error).all()
+    torch.testing.assert_close(outputs, dropped @ many[2], **EXACT)  # the weights returned are those used
+
+
+def test_no_dropout_means_none():
+    query, key, value = inputs((4, 8), (6, 8), (6, 3))
+    state = torch.get_rng_state()
+    first, _ = scaled_dot_product_attention(query, key, value, dropout=0.0)
+    assert torch.equal(first, scaled_dot_product_attention(query, key, value)[0])
+    assert torch.equal(state, torch.get_rng_state())
+
+
+# C4, C5: why the scale is there
+
+
+@pytest.mark.parametrize("d_k", [1, 8, 64, 512])
+def test_c4_dot_products_have_mean_0_and_variance_d_k(d_k):
+    generator = torch.Generator().manual_seed(d_k)
+    n = 20_000
+    query, key = (torch.randn(n, 1, d_k, generator=generator) for _ in range(2))
+    dots = (query @ key.transpose(-2, -1)).flatten()
+    assert abs(dots.mean()) < 4 * math.sqrt(d_k / n)
+    assert abs(dots.var() / d_k - 1) < 4 * math.sqrt((2 + 6 / d_k) / n)
+
+
+@pytest.mark.parametrize("d_k", [1, 8, 64, 512])
+def test_c4_the_function_brings_scores_back_to_variance_1(d_k):
+    """The log of the ratio of two weights is the difference of their scores: variance 2 if each has variance 1."""
+    generator = torch.Generator().manual_seed(d_k)
+    n = 20_000
+    query = torch.randn(n, 1, d_k, generator=generator, dtype=torch.float64)
+    key = torch.randn(n, 2, d_k, generator=generator, dtype=torch.float64)
+    _, weights = scaled_dot_product_attention(query, key, torch.zeros(n, 2, 1, dtype=torch.float64))
+    difference = weights[:, 0, 0].log() - weights[:, 0, 1].log()
+    assert abs(difference.var() / 2 - 1) < 4 * math.sqrt((2 + 6 / d_k) / n)
+
+
+def test_c5_weights_stay_soft_and_keep_their_gradient_at_any_d_k():
+    """Largest weight and its gradient p(1-p), median over 300 rows; the unscaled ones by undoing the scale."""
+    generator = torch.Generator().manual_seed(0)
+    slopes = {}
+    for d_k in (16, 256, 4096):
+        query = torch.randn(300, 1, d_k, generator=generator, dtype=torch.float64)
+        key = torch.randn(300, 10, d_k, generator=generator, dtype=torch.float64)
+        for name, factor in (("scaled", 1.0), ("unscaled", math.sqrt(d_k))):
+            _, weights = scaled_dot_product_attention(factor * query, key, key)
+            largest = weights.max(-1).values
+            slopes[name, d_k] = (largest * (1 - largest)).median().item()
+    assert all(0.15 < slopes["scaled", d_k] <= 0.25 for d_k in (16, 256, 4096))
+    assert slopes["unscaled", 256] < 0.05 * slopes["unscaled", 16]
+    assert slopes["unscaled", 4096] < 1e-6 * slopes["unscaled", 256]
+
+
+def test_c5_the_gradient_of_a_weight_by_its_score_is_p_times_1_minus_p():
+    scores = inputs((6, 9), scale=3.0)[0]
+    weights = masked_softmax(scores)
+    for j in range(9):
+        gradient = torch.autograd.grad(weights[:, j].sum(), scores, retain_graph=True)[0][:, j]
+        torch.testing.assert_close(gradient, weights[:, j] * (1 - weights[:, j]), **EXACT)
+
+
+# C9: the mask
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", ["dot product", "additive"])
+def test_c9_masked_weights_are_0_rows_sum_to_1_and_nothing_is_nan(dtype, kind):
+    torch.manual_seed(0)
+    function = scaled_dot_product_attention if kind == "dot product" else AdditiveAttention(8, 8, 5).to(dtype)
+    query, key, value = tensors = inputs((2, 6, 8), (2, 5, 8), (2, 5, 3), dtype=dtype)
+    mask = random_mask(2, 6, 5)
+    mask[0, 3], mask[1, :, 4], mask[1, 0, 0] = False, False, True
+    output, weights = function(query, key, value, mask)
+    assert weights.dtype == dtype and (weights[~mask] == 0).all() and (weights[mask] > 0).all()
+    sums = torch.where(mask.any(-1), 1.0, 0.0).to(dtype)
+    torch.testing.assert_close(weights.sum(-1), sums, rtol=0, atol=4 * torch.finfo(dtype).eps)
+    assert (output[0, 3] == 0).all()
+    output.float().square().sum().backward()
+    assert all(t.isfinite().all() for t in (output, weights, *(t.grad for t in tensors)))
+    assert (query.grad[0, 3] == 0).all(), "a query with nothing to attend to gets no gradient"
+    assert (key.grad[1, 4] == 0).all() and (value.grad[1, 4] == 0).all(), "nor does a key that nobody sees"
+
+
+def test_c9_what_stands_under_the_mask_does_not_matter():
+    query, key, value = (t.detach() for t in inputs((4, 8), (5, 8), (5, 3)))
+    mask = torch.tensor([True, True, False, True, False])
+    expected, _ = scaled_dot_product_attention(query, key[mask], value[mask])
+    key[~mask], value[~mask] = 1e6, -1e6
+    output, _ = scaled_dot_product_attention(query, key, value, mask)
+    torch.testing.assert_close(output, expected, **EXACT)
+
+
+@pytest.mark.parametrize("score", [-60_000.0, 60_000.0])
+def test_c9_half_precision_masks_by_kind_and_not_by_size(score):
+    """Allowed scores near the end of the half range must still win over masked ones."""
+    scores = torch.tensor([[score, score, 0.0]], dtype=torch.float16)
+    weights = masked_softmax(scores, torch.tensor([[True, True, False]]))
+    assert weights.tolist() == [[0.5, 0.5, 0.0]]
+
+
+def test_scaling_before_the_product_keeps_half_precision_finite():
+    """256 · 20 · 20 is over 65,504; divided by √256 it is 6,400."""
+    query = key = torch.full((2, 256), 20.0, dtype=torch.float16)
+    output, weights = scaled_dot_product_attention(query, key, torch.eye(2, dtype=torch.float16))
+    assert torch.equal(weights, torch.full((2, 2), 0.5, dtype=torch.float16)) and output.isfinite().all()
+
+
+# Properties
+
+
+sizes = st.integers(1, 6)
+
+
+@settings(deadline=None, max_examples=40)
+@given(queries=sizes, keys=sizes, d_k=sizes, d_v=sizes, seed=st.integers(0, 10**6), masked=st.booleans())
+def test_rows_sum_to_1_and_outputs_stay_between_the_values(queries, keys, d_k, d_v, seed, masked):
+    query, key, value = inputs((queries, d_k), (keys, d_k), (keys, d_v), seed=seed, scale=4.0)
+    mask = random_mask(queries, keys, seed=seed) if masked else torch.ones(queries, keys, dtype=torch.bool)
+    output, weights = scaled_dot_product_attention(query, key, value, mask)
+    torch.testing.assert_close(weights.sum(-1), mask.any(-1).double(), **EXACT)
+    assert (weights >= 0).all() and (weights[~mask] == 0).all()
+    some = mask.any(-1)
+    assert (output[some] <= value.max(0).values + 1e-9).all() and (output[some] >= value.min(0).values - 1e-9).all()
+
+
+@settings(deadline=None, max_examples=40)
+@given(queries=sizes, keys=sizes, seed=st.integers(0, 10**6))
+def test_order_of_keys_and_values_does_not_matter_but_order_of_queries_does(queries, keys, seed):
+    query, key, value = inputs((queries, 4), (keys, 4), (keys, 3), seed=seed)
+    mask = random_mask(queries, keys, seed=seed)
+    generator = torch.Generator().manual_seed(seed)
+    p, q = torch.randperm(keys, generator=generator), torch.randperm(queries, generator=generator)
+    output, weights = scaled_dot_product_attention(query, key, value, mask)
+    moved, moved_weights = scaled_dot_product_attention(query[q], key[p], value[p], mask[q][:, p])
+    torch.testing.assert_close(moved, output[q], **EXACT)
+    torch.testing.assert_close(moved_weights, weights[q][:, p], **EXACT)
+
+
+@settings(deadline=None, max_examples=40)
+@given(keys=st.integers(2, 7), seed=st.integers(0, 10**6), data=st.data())
+def test_masking_a_key_is_the_same_as_removing_it(keys, seed, data):
+    query, key, value = inputs((3, 4), (keys, 4), (keys, 3), seed=seed)
+    kept = data.draw(st.lists(st.booleans(), min_size=keys, max_size=keys).filter(any))
+    mask = torch.tensor(kept)
+    output, _ = scaled_dot_product_attention(query, key, value, mask)
+    torch.testing.assert_close(output, scaled_dot_product_attention(query, key[mask], value[mask])[0], **EXACT)
+
+
+# Additive attention
+
+
+def test_additive_attention_agrees_with_its_formula_pair_by_pair():
+    torch.manual_seed(0)
+    attention = AdditiveAttention(4, 6, 5).double()
+    query, key, value = inputs((2, 3, 4), (2, 5, 6), (2, 5, 7))
+    mask = random_mask(2, 3, 5)
+    mask[1, 1] = False
+    output, weights = attention(query, key, value, mask)
+    W_q, W_k, b, v = attention.W_q.weight, attention.W_k.weight, attention.W_k.bias, attention.v.weight[0]
+    for n in range(2):
+        for i in range(3):
+            scores = torch.stack([v @ torch.tanh(W_q @ query[n, i] + W_k @ key[n, j] + b) for j in range(5)])
+            exponentials = scores.exp() * mask[n, i]
+            expected = exponentials / exponentials.sum() if mask[n, i].any() else exponentials
+            torch.testing.assert_close(weights[n, i], expected, **EXACT)
+            torch.testing.assert_close(output[n, i], expected @ value[n], **EXACT)
+
+
+def test_additive_attention_has_one_hidden_layer_of_the_size_given():
+    assert sum(p.numel() for p in AdditiveAttention(4, 6, 5).parameters()) == 4 * 5 + 6 * 5 + 5 + 5
+
+
+def test_additive_attention_gradient_by_finite_differences():
+    torch.manual_seed(0)
+    attention = AdditiveAttention(2, 3, 4).double()
+    mask = random_mask(3, 4)
+    assert torch.autograd.gradcheck(lambda q, k, v: attention(q, k, v, mask)[0], inputs((3, 2), (4, 3), (4, 2)))
+
+
+# Bad input: the message names the argument, what it got and what to do
+
+
+def tensors(query=(2, 4, 8), key=(2, 5, 8), value=(2, 5, 3)):
+    return torch.zeros(query), torch.zeros(key), torch.zeros(value)
+
+
+@pytest.mark.parametrize(
+    "shapes, mask, message",
+    [
+        ({"query": (8,)}, None, r"query has shape \(8,\): expected at least 2 dimensions"),
+        ({"value": (3,)}, None, r"value has shape \(3,\): expected at least 2 dimensions"),
+        ({"value": (2, 4, 3)}, None, "key holds 5 positions and value 4: give one value for each key"),
+        ({"query": (2, 4, 6)}, None, "query has width 6 and key 8"),
+        ({"query": (3, 4, 8)}, None, r"query \(3, 4, 8\), key \(2, 5, 8\).*must be equal"),
+        ({}, torch.ones(4, 5), "mask has dtype torch.float32: expected torch.bool, True where"),
+        ({}, torch.ones(4, 5, dtype=torch.long), "mask has dtype torch.int64: expected torch.bool"),
+        ({}, torch.ones(5, 4, dtype=torch.bool), r"mask has shape \(5, 4\).*broadcasts to .* = \(2, 4, 5\)"),
+        ({}, torch.ones(3, 4, 5, dtype=torch.bool), r"mask has shape \(3, 4, 5\).*= \(2, 4, 5\)"),
+        ({}, torch.ones(1, 2, 4, 5, dtype=torch.bool), r"mask has shape \(1, 2, 4, 5\).*= \(2, 4, 5\)"),
+    ],
+)
+def test_bad_input_is_named(shapes, mask, message):
+    with pytest.raises(ValueError, match=message):
+        scaled_dot_product_attention(*tensors(**shapes), mask=mask)
+
+
+def test_bad_input_of_additive_attention_is_named():
+    attention = AdditiveAttention(d_query=8, d_key=6, d_hidden=4)
+    with pytest.raises(ValueError, match="key has width 8: expected d_key=6"):
+        attention(*tensors())
+    with pytest.raises(ValueError, match="query has width 6: expected d_query=8"):
+        attention(*tensors(query=(2, 4, 6), key=(2, 5, 6)))
+    with pytest.raises(ValueError, match="mask has dtype"):
+        attention(*tensors(key=(2, 5, 6)), mask=torch.ones(4, 5))
+
+
+def test_good_shapes_pass_in_silence():
+    assert check_attention_shapes(*tensors(), torch.ones(2, 4, 5, dtype=torch.bool)) is None
+    assert check_attention_shapes(*tensors(query=(4, 8))) is None  # broadcasts
