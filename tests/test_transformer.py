@@ -1,0 +1,505 @@
+"""The whole model: against PyTorch's nn.Transformer with copied weights (float64), and the promises it makes."""
+
+import dataclasses
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_stacks import assert_close, copy_layer, gradients_of_layer, random_weights
+from torch import nn
+from torch.nn import functional as F
+
+from annotated.positional import sinusoidal_encoding
+from annotated.transformer import Transformer, TransformerConfig
+
+SOURCE = torch.tensor([[5, 6, 7, 8, 9, 4], [5, 6, 7, 0, 0, 0], [9, 8, 7, 6, 0, 0]])  # pad 0
+TARGET = torch.tensor([[1, 5, 6, 7, 8], [1, 5, 6, 0, 0], [1, 9, 0, 0, 0]])
+ANSWERS = torch.tensor([[5, 6, 7, 8, 2], [5, 6, 2, 0, 0], [9, 2, 0, 0, 0]])
+SMALL = dict(vocab_size=12, N=2, d_model=16, d_ff=24, h=4, dropout=0.0)
+both_orders = pytest.mark.parametrize("norm_first", [False, True], ids=["post-norm", "pre-norm"])
+
+
+def small(**changes):
+    return TransformerConfig(**{**SMALL, **changes})
+
+
+@st.composite
+def models(draw):
+    """A random small model with random weights, float64, in training mode with dropout 0."""
+    h = draw(st.integers(1, 3))
+    narrow = draw(st.booleans())  # d_k and d_v of their own, d_model any number
+    config = TransformerConfig(
+        vocab_size=12,
+        N=draw(st.integers(1, 2)),
+        d_model=draw(st.integers(4, 11)) if narrow else h * draw(st.integers(3, 6)),
+        d_ff=draw(st.integers(1, 20)),
+        h=h,
+        d_k=draw(st.integers(1, 5)) if narrow else None,
+        d_v=draw(st.integers(1, 5)) if narrow else None,
+        dropout=0.0,
+        norm_first=draw(st.booleans()),
+        positions=draw(st.sampled_from(["sinusoidal", "learned"])),
+        max_length=16,
+        pad_id=draw(st.sampled_from([0, 11])),
+    )
+    torch.manual_seed(draw(st.integers(0, 99)))
+    return random_weights(Transformer(config))
+
+
+def sentences(config, batch, length):
+    """Random real tokens: any id but the padding one."""
+    low = 1 if config.pad_id == 0 else 0
+    return torch.randint(low, low + config.vocab_size - 1, (batch, length))
+
+
+# --- the same numbers as PyTorch ---------------------------------------------------------------------------------
+
+
+def pytorch_model(config, ours):
+    """nn.Transformer with the weights of `ours`, and only the norms that belong there."""
+    options = dict(dropout=0.0, batch_first=True, norm_first=config.norm_first, dtype=torch.float64)
+    sizes = (config.d_model, config.h, config.d_ff)
+    norms = [None, None]
+    if config.norm_first:
+        norms = [nn.LayerNorm(config.d_model, dtype=torch.float64) for _ in range(2)]
+        norms[0].load_state_dict(ours.encoder.norm.state_dict())
+        norms[1].load_state_dict(ours.decoder.norm.state_dict())
+    encoder_layer = nn.TransformerEncoderLayer(*sizes, **options)
+    decoder_layer = nn.TransformerDecoderLayer(*sizes, **options)
+    theirs = nn.Transformer(
+        config.d_model, config.h, batch_first=True, dtype=torch.float64,
+        custom_encoder=nn.TransformerEncoder(encoder_layer, config.N, norm=norms[0], enable_nested_tensor=False),
+        custom_decoder=nn.TransformerDecoder(decoder_layer, config.N, norm=norms[1]),
+    )
+    pairs = [*zip(ours.encoder.layers, theirs.encoder.layers, strict=True),
+             *zip(ours.decoder.layers, theirs.decoder.layers, strict=True)]
+    for mine, other in pairs:
+        copy_layer(mine, other)
+    return theirs, pairs
+
+
+def run_pytorch(theirs, E, config, source, target):
+    def embed(ids):
+        positions = sinusoidal_encoding(ids.size(1), config.d_model).double()
+        return F.embedding(ids, E) * math.sqrt(config.d_model) + positions
+
+    future = torch.ones(target.size(1), target.size(1), dtype=torch.bool).triu(1)  # True = may not attend
+    hidden = theirs(embed(source), embed(target), tgt_mask=future, src_key_padding_mask=source == 0,
+                    tgt_key_padding_mask=target == 0, memory_key_padding_mask=source == 0)
+    return hidden @ E.T
+
+
+@both_orders
+def test_c1_whole_model_equals_pytorchs(norm_first):
+    config = small(norm_first=norm_first, N=3)
+    ours = random_weights(Transformer(config))
+    theirs, pairs = pytorch_model(config, ours)
+    E = ours.embedding.weight.detach().clone().requires_grad_()
+    real = TARGET != 0
+    logits = ours(SOURCE, TARGET)[real]
+    expected = run_pytorch(theirs, E, config, SOURCE, TARGET)[real]
+    assert logits.shape == (10, 12) and logits.std() > 0.1
+    assert_close(logits, expected, "logits")
+    F.cross_entropy(logits, ANSWERS[real]).backward()
+    F.cross_entropy(expected, ANSWERS[real]).backward()
+    assert_close(ours.embedding.weight.grad, E.grad, "gradient of the shared matrix")
+    for mine, other in pairs:
+        mine, other = gradients_of_layer(mine), gradients_of_layer(other)
+        assert mine.keys() == other.keys()
+        for name in mine:
+            assert_close(mine[name], other[name], name)
+    if norm_first:
+        for mine, other in ((ours.encoder.norm, theirs.encoder.norm), (ours.decoder.norm, theirs.decoder.norm)):
+            assert_close(mine.weight.grad, other.weight.grad, "gain of a last norm")
+            assert_close(mine.bias.grad, other.bias.grad, "offset of a last norm")
+
+
+@both_orders
+def test_c1_whole_model_equals_pytorchs_in_eval(norm_first):
+    config = small(norm_first=norm_first)
+    ours = random_weights(Transformer(config)).eval()
+    theirs, _ = pytorch_model(config, ours)
+    with torch.no_grad():  # PyTorch takes another path here, and leaves zeros at padded positions
+        expected = run_pytorch(theirs.eval(), ours.embedding.weight, config, SOURCE, TARGET)
+        assert_close(ours(SOURCE, TARGET)[TARGET != 0], expected[TARGET != 0], "logits")
+
+
+# --- nobody looks ahead, padding changes nothing ------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=40)
+@given(model=models(), n=st.integers(1, 6), m=st.integers(2, 7), data=st.data())
+def test_c2_later_target_tokens_leave_earlier_outputs_unchanged(model, n, m, data):
+    source, target = sentences(model.config, 2, n), sentences(model.config, 2, m)
+    j = data.draw(st.integers(1, m - 1), label="first position that changes")
+    other = target.clone()
+    other[:, j:] = torch.randint(model.config.vocab_size, (2, m - j))  # padding among them
+    with torch.no_grad():
+        before, after = model(source, target), model(source, other)
+    assert (after - before)[:, :j].abs().max() <= 1e-12
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
+@both_orders
+def test_c2_each_token_reaches_exactly_the_outputs_it_may(norm_first, positions):
+    torch.manual_seed(0)
+    model = Transformer(small(norm_first=norm_first, positions=positions)).double()
+    source, target = torch.tensor([[5, 6, 7, 8, 9]]), torch.tensor([[1, 5, 6, 7]])
+    with torch.no_grad():
+        before = model(source, target)
+        for j in range(4):
+            other = target.clone()
+            other[0, j] = 10
+            change = (model(source, other) - before)[0].abs().amax(1)
+            assert (change[:j] <= 1e-12).all() and (change[j:] > 1e-6).all(), j
+        for j in range(5):
+            other = source.clone()
+            other[0, j] = 10
+            assert ((model(other, target) - before)[0].abs().amax(1) > 1e-6).all(), j
+
+
+@settings(deadline=None, max_examples=40)
+@given(model=models(), n=st.integers(1, 5), m=st.integers(1, 5), more=st.tuples(st.integers(0, 4), st.integers(0, 4)))
+def test_padding_changes_nothing_at_real_positions(model, n, m, more):
+    config = model.config
+    long_source, long_target = sentences(config, 3, n + more[0]), sentences(config, 3, m + more[1])
+    source, target = long_source[1:2, :n].clone(), long_target[1:2, :m].clone()
+    long_source[1, n:], long_target[1, m:] = config.pad_id, config.pad_id
+    with torch.no_grad():
+        alone = model(source, target)[0]
+        together = model(long_source, long_target)[1, :m]
+        memory = model.encode(long_source)[1, :n] - model.encode(source)[0]
+    assert (together - alone).abs().max() <= 1e-12 and memory.abs().max() <= 1e-12
+
+
+def test_padding_in_the_middle_is_not_looked_at_either():
+    torch.manual_seed(0)
+    model = Transformer(small()).double()
+    source, target = torch.tensor([[5, 0, 6, 7]]), torch.tensor([[1, 0, 5, 6]])
+    with torch.no_grad():
+        before = model.decode(target, model.encode(source), source)
+        model.embedding.weight[0] += torch.randn(16)  # the only place where the content of padding could come from
+        change = (model.decode(target, model.encode(source), source) - before)[0].abs().amax(1)
+    assert change[[0, 2, 3]].max() <= 1e-12 < change[1]
+
+
+@both_orders
+def test_one_pass_equals_word_by_word(norm_first):
+    model = random_weights(Transformer(small(norm_first=norm_first)))
+    with torch.no_grad():
+        memory = model.encode(SOURCE)
+        at_once = model.decode(TARGET, memory, SOURCE)
+        steps = [model.decode(TARGET[:, : i + 1], memory, SOURCE)[:, -1] for i in range(TARGET.size(1))]
+        assert (at_once - torch.stack(steps, 1))[TARGET != 0].abs().max() <= 1e-12
+        assert torch.equal(model(SOURCE, TARGET), at_once @ model.embedding.weight.T)
+
+
+@both_orders
+def test_a_source_of_padding_only_gives_no_nan(norm_first):
+    model = random_weights(Transformer(small(norm_first=norm_first)))
+    source = SOURCE.clone()
+    source[1] = 0
+    logits = model(source, TARGET)
+    logits.square().mean().backward()
+    assert logits.isfinite().all() and all(p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_with_padding_is_finite(dtype):
+    torch.manual_seed(0)
+    model = Transformer(small()).to(dtype)
+    assert model(SOURCE, TARGET).isfinite().all() and model(SOURCE, TARGET).dtype == dtype
+
+
+# --- one matrix, gradients, chance -------------------------------------------------------------------------------
+
+
+def test_c12_one_tensor_serves_three_uses():
+    torch.manual_seed(0)
+    model = Transformer(small(d_model=20, d_ff=30, h=4)).double()
+    assert [name for name, p in model.named_parameters() if 12 in p.shape] == ["embedding.weight"]
+    assert [name for name in model.state_dict() if "embedding" in name] == ["embedding.weight"]
+    source, target = torch.tensor([[3, 4]]), torch.tensor([[1, 5]])
+    F.cross_entropy(model(source, target)[0], torch.tensor([5, 2])).backward()
+    rows = model.embedding.weight.grad.abs().amax(1)
+    assert (rows > 0).all()  # by way of the softmax, every type
+    whole = model.embedding.weight.grad.clone()
+    model.zero_grad()
+    hidden = model.decode(target, model.encode(source), source)[0]
+    fixed = model.embedding.weight.detach()
+    F.cross_entropy(hidden @ fixed.T, torch.tensor([5, 2])).backward()  # not through the projection
+    inputs = model.embedding.weight.grad
+    assert inputs.abs().amax(1).nonzero().flatten().tolist() == [1, 3, 4, 5]  # exactly the types that were read
+    E = fixed.clone().requires_grad_()
+    F.cross_entropy(hidden.detach() @ E.T, torch.tensor([5, 2])).backward()
+    assert (inputs + E.grad - whole).abs().max() <= 1e-12
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"norm_first": True}, {"positions": "learned", "max_length": 6}, {"h": 3, "d_k": 5, "d_v": 7}]
+)
+def test_c12_every_parameter_receives_a_gradient(changes):
+    torch.manual_seed(0)
+    model = Transformer(small(**changes)).double()
+    F.cross_entropy(model(SOURCE, TARGET).flatten(0, 1), ANSWERS.flatten(), ignore_index=0).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None and parameter.grad.isfinite().all() and parameter.grad.abs().max() > 0, name
+
+
+def test_deterministic_without_dropout_and_in_eval():
+    rates = dict(dropout=0.3, attention_dropout=0.3, feed_forward_dropout=0.3)
+    torch.manual_seed(0)
+    off = Transformer(small())
+    assert torch.equal(off(SOURCE, TARGET), off(SOURCE, TARGET))
+    for name in rates:
+        model = Transformer(small(**{name: 0.3}))
+        assert not torch.equal(model(SOURCE, TARGET), model(SOURCE, TARGET)), name
+    model = Transformer(small(**rates)).eval()
+    assert torch.equal(model(SOURCE, TARGET), model(SOURCE, TARGET))
+    model.config, weights = small(), model.state_dict()
+    off.load_state_dict(weights)
+    assert torch.equal(off(SOURCE, TARGET), model(SOURCE, TARGET))  # dropout off means off everywhere
+
+
+def test_dropout_rates_reach_their_places():
+    model = Transformer(small(dropout=0.1, attention_dropout=0.2, feed_forward_dropout=0.3))
+    rates = {name: m.p for name, m in model.named_modules() if isinstance(m, nn.Dropout)}
+    for name, rate in rates.items():
+        assert rate == (0.3 if "feed_forward" in name else 0.1), name
+    assert {"source_positions.dropout", "target_positions.dropout"} < set(rates)
+    assert len([name for name in rates if ".residual." in name]) == 2 * 2 + 2 * 3
+    attentions = [m for name, m in model.named_modules() if name.endswith("_attention")]
+    assert len(attentions) == 6 and all(attention.dropout == 0.2 for attention in attentions)
+
+
+# --- options -----------------------------------------------------------------------------------------------------
+
+
+def test_widths_of_heads_other_than_d_model_over_h():
+    model = Transformer(small(h=3, d_k=5, d_v=7))  # 16 is not divisible by 3
+    shapes = {tuple(m.weight.shape) for name, m in model.named_modules() if name.endswith(("W_Q", "W_K"))}
+    assert shapes == {(15, 16)}
+    assert model.decoder.layers[0].cross_attention.W_V.weight.shape == (21, 16)
+    assert model(SOURCE, TARGET).shape == (3, 5, 12)
+    only_keys = Transformer(small(d_k=3)).encoder.layers[0].self_attention
+    assert (only_keys.d_k, only_keys.d_v) == (3, 4)
+
+
+def test_learned_positions_take_the_place_of_sinusoids():
+    torch.manual_seed(0)
+    model = Transformer(small(positions="learned", max_length=6)).double()
+    names = [name for name, _ in model.named_parameters() if "positions" in name]
+    assert names == ["source_positions.table", "target_positions.table"]
+    assert not [name for name, _ in Transformer(small()).named_parameters() if "positions" in name]
+    before = model(SOURCE, TARGET)
+    with torch.no_grad():
+        model.source_positions.table[5] += 1  # only the first source has six tokens
+    change = (model(SOURCE, TARGET) - before).abs().amax((1, 2))
+    assert change[0] > 1e-6 and change[1:].max() <= 1e-12
+
+
+def test_sinusoids_know_no_longest_length():
+    model = Transformer(small(max_length=4))
+    assert model(torch.full((1, 700), 5), torch.full((1, 300), 5)).shape == (1, 300, 12)
+
+
+def test_order_matters_on_both_sides():
+    torch.manual_seed(0)
+    model = Transformer(small()).double()
+    source, target = torch.tensor([[5, 6, 7]]), torch.tensor([[1, 5, 6]])
+    before = model(source, target)[0, -1]
+    assert (model(source.flip(1), target)[0, -1] - before).abs().max() > 1e-3
+    assert (model(source, target[:, [1, 0, 2]])[0, -1] - before).abs().max() > 1e-3
+
+
+def test_another_padding_id():
+    torch.manual_seed(0)
+    model = Transformer(small(pad_id=11)).double()
+    source, target = SOURCE.masked_fill(SOURCE == 0, 11), TARGET.masked_fill(TARGET == 0, 11)
+    together, alone = model(source, target)[2, :2], model(source[2:, :4], target[2:, :2])[0]
+    assert (together - alone).abs().max() <= 1e-12
+    assert (model(SOURCE, TARGET)[2, :2] - alone).abs().max() > 1e-6  # here id 0 is a word like any other
+
+
+def test_weights_move_from_model_to_model():
+    torch.manual_seed(0)
+    one, two = Transformer(small()), Transformer(small())
+    assert not torch.equal(one(SOURCE, TARGET), two(SOURCE, TARGET))
+    two.load_state_dict(one.state_dict())
+    assert torch.equal(one(SOURCE, TARGET), two(SOURCE, TARGET))
+
+
+# --- first weights -----------------------------------------------------------------------------------------------
+
+
+def test_first_weights_are_xavier_uniform_and_biases_0():
+    torch.manual_seed(0)
+    model = Transformer(TransformerConfig.tiny(500, norm_first=True))
+    linears = [m for m in model.modules() if isinstance(m, nn.Linear)]
+    assert len(linears) == 2 * (4 + 2) + 2 * (8 + 2)
+    for linear in linears:
+        bound = math.sqrt(6 / sum(linear.weight.shape))
+        assert 0.98 * bound < linear.weight.abs().max() <= bound
+        assert linear.weight.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.05)
+        assert linear.bias is None or not linear.bias.any()
+    assert model.embedding.weight.std().item() == pytest.approx(128**-0.5, rel=0.02)
+
+
+def test_first_loss_is_near_that_of_guessing():
+    torch.manual_seed(0)
+    V = 1000
+    model = Transformer(TransformerConfig.base(V, d_model=256, d_ff=512)).eval()
+    target = torch.randint(4, V, (16, 17))
+    with torch.no_grad():
+        logits = model(torch.randint(4, V, (16, 16)), target[:, :-1])
+    loss = F.cross_entropy(logits.flatten(0, 1), target[:, 1:].flatten()).item()
+    assert logits.std().item() == pytest.approx(1, abs=0.05)
+    assert abs(loss - math.log(V) - 0.5) < 0.2  # normal logits of variance 1 cost half a nat more than even ones
+
+
+# --- counts ------------------------------------------------------------------------------------------------------
+
+
+def count(config):
+    with torch.device("meta"):
+        return sum(p.numel() for p in Transformer(config).parameters())
+
+
+def formula(c):
+    """Term by term from the shapes the paper prints."""
+    d_k, d_v = c.d_k or c.d_model // c.h, c.d_v or c.d_model // c.h
+    attention = c.d_model * c.h * d_k * 2 + c.d_model * c.h * d_v + c.h * d_v * c.d_model
+    feed_forward = (c.d_model * c.d_ff + c.d_ff) + (c.d_ff * c.d_model + c.d_model)
+    norm = c.d_model + c.d_model
+    layers = c.N * (attention + feed_forward + 2 * norm) + c.N * (2 * attention + feed_forward + 3 * norm)
+    positions = 2 * c.max_length * c.d_model if c.positions == "learned" else 0
+    return c.vocab_size * c.d_model + layers + positions + (2 * norm if c.norm_first else 0)
+
+
+def test_c28_base_and_big_have_the_parameters_of_the_formula():
+    base, big = count(TransformerConfig.base()), count(TransformerConfig.big())
+    assert base == formula(TransformerConfig.base()) == 63_045_632
+    assert big == formula(TransformerConfig.big()) == 214_171_648
+    assert 65e6 - base == pytest.approx(1.95e6, rel=0.01)  # the paper prints 65 M …
+    assert big - 213e6 == pytest.approx(1.17e6, rel=0.01)  # … and 213 M
+
+
+@settings(deadline=None, max_examples=30)
+@given(model=models())
+def test_parameters_of_any_model_follow_the_formula(model):
+    assert sum(p.numel() for p in model.parameters()) == formula(model.config) == count(model.config)
+
+
+def test_presets():
+    base, big = TransformerConfig.base(), TransformerConfig.big(30_000, dropout=0.1)
+    assert dataclasses.astuple(base)[:5] == (37_000, 6, 512, 2048, 8) and base.dropout == 0.1
+    assert dataclasses.astuple(big)[:5] == (30_000, 6, 1024, 4096, 16) and big.dropout == 0.1
+    assert TransformerConfig.big().dropout == 0.3 and TransformerConfig.big().vocab_size == 37_000
+    assert base.attention_dropout == base.feed_forward_dropout == 0
+    assert base.norm_first is False and base.positions == "sinusoidal"
+    assert count(TransformerConfig.tiny(700)) < 1e6 and TransformerConfig.tiny(700, N=3).N == 3
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        base.N = 7
+
+
+# --- errors ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"h": 3}, r"d_model=16 is not divisible by h=3: .*give d_k"),
+        ({"h": 3, "d_k": 5}, r"d_model=16 is not divisible by h=3: .*give d_v"),
+        ({"vocab_size": 0}, r"vocab_size=0 .*at least 1"),
+        ({"N": 0}, r"N=0 .*at least 1"),
+        ({"N": 2.0}, r"N=2\.0 .*whole number"),
+        ({"d_model": -16}, r"d_model=-16 .*at least 1"),
+        ({"d_ff": -1}, r"d_ff=-1 .*at least 1"),
+        ({"h": 0}, r"h=0 .*at least 1"),
+        ({"h": True}, r"h=True .*whole number"),
+        ({"d_k": 0}, r"d_k=0 .*at least 1"),
+        ({"d_v": -4}, r"d_v=-4 .*at least 1"),
+        ({"max_length": 0}, r"max_length=0 .*at least 1"),
+        ({"dropout": 1.0}, r"dropout=1\.0 .*from 0 up to, but not including, 1"),
+        ({"dropout": -0.1}, r"dropout=-0\.1 .*from 0 up to"),
+        ({"dropout": float("nan")}, r"dropout=nan .*from 0 up to"),
+        ({"dropout": "0.1"}, r"dropout='0\.1' .*from 0 up to"),
+        ({"attention_dropout": 1}, r"attention_dropout=1 .*from 0 up to"),
+        ({"feed_forward_dropout": 1.5}, r"feed_forward_dropout=1\.5 .*from 0 up to"),
+        ({"norm_first": "post"}, r"norm_first='post' .*True \(pre-norm\) or False \(post-norm\)"),
+        ({"positions": "rotary"}, r"positions='rotary' .*'sinusoidal' or 'learned'"),
+        ({"pad_id": -1}, r"pad_id=-1 .*at least 0"),
+        ({"pad_id": 12}, r"pad_id=12 .*vocab_size=12"),
+    ],
+)
+def test_config_errors_name_argument_value_and_mend(changes, message):
+    with pytest.raises(ValueError, match="^" + message):
+        small(**changes)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "message"),
+    [
+        (SOURCE.float(), TARGET, r"source is a tensor of torch\.float32: .*torch\.int64"),
+        (SOURCE, TARGET.int(), r"target is a tensor of torch\.int32: .*torch\.int64"),
+        (SOURCE, TARGET != 0, r"target is a tensor of torch\.bool: .*torch\.int64"),
+        ([[5, 6]], TARGET, r"source is a list: .*torch\.int64"),
+        (SOURCE[0], TARGET, r"source has shape \(6,\): .*\(batch, length\).*unsqueeze"),
+        (SOURCE, TARGET[None], r"target has shape \(1, 3, 5\): .*\(batch, length\)"),
+        (SOURCE[:0], TARGET[:0], r"source is empty, of shape \(0, 6\)"),
+        (SOURCE, TARGET[:, :0], r"target is empty, of shape \(3, 0\)"),
+        (SOURCE[:2], TARGET, r"target holds 3 sentences, source 2"),
+        (SOURCE[:1], TARGET, r"target holds 3 sentences, source 1"),
+    ],
+)
+def test_input_errors_name_the_input(source, target, message):
+    with pytest.raises(ValueError, match="^" + message):
+        Transformer(small())(source, target)
+
+
+def test_ids_outside_the_vocabulary_are_named():
+    for wrong in (12, -1):
+        for place in (0, 1):
+            pair = [SOURCE.clone(), TARGET.clone()]
+            pair[place][0, 2] = wrong
+            with pytest.raises(IndexError, match=rf"ids run from .*{wrong}.*vocab_size=12"):
+                Transformer(small())(*pair)
+
+
+def test_memory_of_another_source_is_refused():
+    model = Transformer(small())
+    memory = model.encode(SOURCE)
+    with pytest.raises(ValueError, match=r"memory has shape \(3, 6, 16\), not \(3, 4, 16\): give encode\(source\)"):
+        model.decode(TARGET, memory, SOURCE[:, :4])
+    with pytest.raises(ValueError, match=r"memory has shape \(3, 6, 8\), not \(3, 6, 16\)"):
+        model.decode(TARGET, memory[..., :8], SOURCE)
+
+
+def test_longer_than_the_learned_table():
+    model = Transformer(small(positions="learned", max_length=5))
+    with pytest.raises(ValueError, match=r"length 6 .*max_length=5"):
+        model(SOURCE, TARGET)
+
+
+# --- what it needs -----------------------------------------------------------------------------------------------
+
+WATCH = """
+import sys, torch
+known, opened = set(sys.modules), []
+sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)
+import annotated.transformer
+new = {name.split(".")[0] for name in set(sys.modules) - known} - set(sys.stdlib_module_names)
+print("new", sorted(new))
+print("unwanted", sorted({"spacy", "torchtext", "altair", "matplotlib", "tokenizers", "pandas"} & set(sys.modules)))
+print("opened", sorted(p for p in opened if not p.endswith((".py", ".pyc")) and ".pyc." not in p))
+"""
+
+
+def test_import_needs_torch_only_and_opens_no_file():
+    result = subprocess.run([sys.executable, "-c", WATCH], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines() == ["new ['annotated']", "unwanted []", "opened []"]
