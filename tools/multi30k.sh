@@ -9,7 +9,5 @@ export MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TRIM_THRESHOLD_=1073741824 MALLO
 python=.venv/bin/python model=_build/multi30k results=results/multi30k
 mkdir -p _build "$results"
 rm -rf "$model"
-{
-    $python -m annotated.training multi30k --out "$model" 2>&1
-} | tr '\r' '\n' | grep -v '^training:' | sed "s|$PWD/||g" | tee "$results/train.log"
+$python -m annotated.training multi30k --out "$model" --precision bf16 2>&1 | tee >(tr '\r' '\n' | grep -v '^training:' > "$results/train.log")
 $python tools/score.py "$model" multi30k test "$results"

@@ -42,7 +42,7 @@ def main(folder, name, split, results):
         "parameters": sum(p.numel() for p in saved.model.parameters()),
         "model": asdict(saved.model.config),
         "training": saved.info["training"],
-        "training_seconds": saved.info.get("seconds"),
+        "training_seconds": saved.info["seconds"],
         "decoding_seconds": round(seconds, 1),
         "machine": f"{processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, torch {torch.__version__}",
         "log": saved.info["log"],
