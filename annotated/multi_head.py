@@ -76,14 +76,16 @@ class MultiHeadAttention(nn.Module):
     def split(self, x):  # (batch, length, h·d) -> (batch, h, length, d)
         return x.unflatten(-1, (self.h, -1)).transpose(1, 2)
 
-    def attend(self, Q, K, V, mask=None):  # the heads' results, by the fused function unless someone records
+    def attend(self, Q, K, V, mask=None):  # the heads' results, by the fused function where it is the better one
         dropout = self.dropout if self.training else 0.0
-        if self.recorder is None:
+        short_training = self.training and Q.device.type == "cpu" and K.size(-2) < 512
+        if self.recorder is None and not short_training:
             check_attention_shapes(Q, K, V, mask)
             mask = None if mask is None else torch.atleast_2d(mask)  # the fused function takes no fewer axes
             return F.scaled_dot_product_attention(Q, K, V, mask, dropout)
         heads, weights = scaled_dot_product_attention(Q, K, V, mask, dropout)
-        self.recorder(weights.detach())
+        if self.recorder is not None:
+            self.recorder(weights.detach())
         return heads
 
 # %% ../notebooks/02_multi_head_attention.ipynb #beb59870

@@ -281,13 +281,33 @@ def test_only_the_recorded_path_forms_the_weights(monkeypatch):
     x = inputs((1, 5, 24))[0]
     fused, calls = F.scaled_dot_product_attention, []
     monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **k: calls.append(1) or fused(*a, **k))
-    layer(x, x, x)
+    layer.eval()(x, x, x)
     assert len(calls) == 1
     with record_attention(layer):
         layer(x, x, x)
     assert len(calls) == 1
     layer(x, x, x)
     assert len(calls) == 2
+
+
+def test_short_training_on_a_processor_takes_the_explicit_path_and_gives_the_same(monkeypatch):
+    layer = make()
+    fused, calls = F.scaled_dot_product_attention, []
+    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **k: calls.append(1) or fused(*a, **k))
+    for length, expected in ((5, 0), (512, 1)):
+        x = inputs((2, length, 24))[0]
+        mask = torch.ones(length, length, dtype=torch.bool).tril()
+        outputs, gradients = [], []
+        for training in (True, False):  # without dropout the mode makes no other difference
+            calls.clear()
+            layer.train(training).zero_grad()
+            outputs.append(layer(x, x, x, mask))
+            outputs[-1].square().sum().backward()
+            gradients.append([p.grad.clone() for p in layer.parameters()])
+            assert len(calls) == (expected if training else 1)
+        assert torch.allclose(*outputs, rtol=0, atol=1e-9)
+        for ours, other in zip(*gradients, strict=True):
+            assert torch.allclose(ours, other, rtol=1e-9, atol=1e-9)
 
 
 def test_a_model_can_be_copied_pickled_and_saved():
