@@ -1,0 +1,380 @@
+"""Checkpoints: what is saved comes back, whole or not at all; damage is named; the mean is the mean."""
+
+import hashlib
+import json
+import os
+import pickle
+import pickletools
+import shutil
+import stat
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from annotated import checkpoints as module
+from annotated.checkpoints import average_checkpoints, load_checkpoint, save_checkpoint, write_folder
+from annotated.tokens import SubwordTokenizer, WordTokenizer
+from annotated.transformer import Transformer, TransformerConfig
+
+FILES = ["config.json", "info.json", "manifest.json", "model.safetensors", "tokenizer.json"]
+PAIRS = [("a dog sleeps", "ein Hund schläft"), ("the dog sees a cat", "der Hund sieht eine Katze")]
+
+
+def small_model(seed=0, vocab_size=30, **changes):
+    torch.manual_seed(seed)
+    return Transformer(TransformerConfig(vocab_size, **{"N": 1, "d_model": 8, "d_ff": 12, "h": 2, **changes}))
+
+
+@pytest.fixture(scope="module")
+def words():
+    return WordTokenizer.fit(PAIRS)
+
+
+@pytest.fixture
+def saved(tmp_path, words):
+    save_checkpoint(tmp_path / "saved", small_model(), words, steps=7)
+    return tmp_path / "saved"
+
+
+def forge(folder, name, data):
+    """Change a file and its digest: what no manifest can notice."""
+    (folder / name).write_bytes(data)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"][name] = hashlib.sha256(data).hexdigest()
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+def changed_config(folder, **changes):
+    return json.dumps({**json.loads((folder / "config.json").read_text()), **changes}).encode()
+
+
+# -- saving and loading
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"norm_first": True, "positions": "learned", "max_length": 20}, {"d_k": 3, "d_v": 5}]
+)
+@pytest.mark.parametrize("kind", ["words", "bpe", "wordpiece", None])
+def test_round_trip_is_exact(tmp_path, words, changes, kind):
+    subwords = {"bpe": 280, "wordpiece": 530}
+    tokenizer = SubwordTokenizer.fit(PAIRS, subwords[kind], kind) if kind in subwords else words if kind else None
+    model = small_model(vocab_size=len(tokenizer) if kind else 30, **changes).train()
+    info = {"steps": 3, "corpus": "täglich", "log": [{"loss": 0.1 + 0.2}], "nothing": None}
+    save_checkpoint(tmp_path / "deep" / "er", model, tokenizer, **info)
+    loaded = load_checkpoint(str(tmp_path / "deep" / "er"))
+
+    states = model.state_dict(), loaded.model.state_dict()
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    assert loaded.model.config == model.config and loaded.info == info
+    assert not any(part.training for part in loaded.model.modules())
+    source, target = torch.randint(0, 12, (2, 5)), torch.randint(0, 12, (2, 4))
+    assert torch.equal(loaded.model(source, target), model.eval()(source, target))
+    if kind:
+        assert type(loaded.tokenizer) is type(tokenizer) and len(loaded.tokenizer) == len(tokenizer)
+        for text, language in (("a dog sees the cat", "en"), ("der Hund schläft", "de")):
+            assert loaded.tokenizer.encode(text, language) == tokenizer.encode(text, language)
+    else:
+        assert loaded.tokenizer is None
+
+
+def test_the_loaded_model_trains_and_owns_its_weights(saved):
+    model = load_checkpoint(saved).model
+    before = load_file(saved / "model.safetensors")
+    before = {name: tensor.clone() for name, tensor in before.items()}
+    model(torch.tensor([[4, 5]]), torch.tensor([[1, 6]])).sum().backward()
+    assert all(weight.grad is not None for weight in model.parameters())
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(1)
+    after = load_file(saved / "model.safetensors")
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_file_that_changes_later_does_not_change_the_loaded_model(saved):
+    before = small_model().state_dict()
+    model = load_checkpoint(saved).model
+    with open(saved / "model.safetensors", "r+b") as file:  # in place, as a careless copy would
+        file.seek(-400, os.SEEK_END)
+        file.write(bytes(400))
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_weights_keep_their_precision(tmp_path, dtype):
+    model = small_model().to(dtype)
+    save_checkpoint(tmp_path / "a", model)
+    loaded = load_checkpoint(tmp_path / "a").model
+    assert all(tensor.dtype == dtype for tensor in loaded.state_dict().values())
+    assert all(torch.equal(loaded.state_dict()[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_loading_draws_no_random_numbers(saved):
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    load_checkpoint(saved)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_no_pickle(saved):
+    assert sorted(path.name for path in saved.iterdir()) == FILES
+    for path in saved.iterdir():
+        with pytest.raises(Exception):  # noqa: B017 -- whatever pickle says, it must not read the file
+            list(pickletools.genops(path.read_bytes()))
+    source = open(module.__file__, encoding="utf-8").read()
+    assert "torch.load(" not in source and "torch.save(" not in source and "pickle" not in source
+
+
+def test_a_pickle_in_place_of_the_weights_is_not_run(saved, tmp_path):
+    class Trap:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "sprung"),)
+
+    forge(saved, "model.safetensors", pickle.dumps(Trap()))
+    with pytest.raises(ValueError, match="not a safetensors file"):
+        load_checkpoint(saved)
+    assert not (tmp_path / "sprung").exists()
+
+
+# -- whole or not at all
+
+
+@pytest.mark.parametrize("there", ["checkpoint", "empty folder", "file", "dangling link"])
+def test_what_exists_is_refused_and_left_alone(tmp_path, there):
+    target = tmp_path / "taken"
+    if there == "checkpoint":
+        save_checkpoint(target, small_model())
+    elif there == "empty folder":
+        target.mkdir()
+    elif there == "file":
+        target.write_text("mine")
+    else:
+        target.symlink_to(tmp_path / "nowhere")
+    before = sorted(path.read_bytes() for path in target.iterdir()) if target.is_dir() else target.lstat().st_size
+    with pytest.raises(FileExistsError, match="taken exists already: choose another name"):
+        save_checkpoint(target, small_model(seed=1))
+    after = sorted(path.read_bytes() for path in target.iterdir()) if target.is_dir() else target.lstat().st_size
+    assert before == after and [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
+@pytest.mark.parametrize("place", ["save_file", "_write_json", "_digest", "_sync", "rename"])
+def test_a_crash_in_the_middle_leaves_nothing(tmp_path, monkeypatch, words, place):
+    def crash(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(*((module.Path, "rename") if place == "rename" else (module, place)), crash)
+    with pytest.raises(KeyboardInterrupt):
+        save_checkpoint(tmp_path / "new", small_model(), words)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_name_appears_only_after_everything_is_on_the_disk(tmp_path, monkeypatch, words):
+    events, rename = [], module.Path.rename
+    monkeypatch.setattr(module, "_sync", lambda path: events.append(path.name))
+
+    def watched(part, target):
+        assert not target.exists() and sorted(events[:-1]) == FILES and events[-1] == part.name
+        return rename(part, target)
+
+    monkeypatch.setattr(module.Path, "rename", watched)
+    save_checkpoint(tmp_path / "new", small_model(), words)
+    assert events[-1] == tmp_path.name  # the folder that holds the new name
+
+
+def test_of_two_writers_one_wins_whole(tmp_path):
+    def slow(part):
+        (part / "a").write_text("slow")
+        write_folder(tmp_path / "new", lambda other: (other / "a").write_text("fast"))
+
+    with pytest.raises(FileExistsError, match="new exists already"):
+        write_folder(tmp_path / "new", slow)
+    assert (tmp_path / "new" / "a").read_text() == "fast" and len(list(tmp_path.iterdir())) == 1
+
+
+def test_remains_of_killed_writers_go_after_a_day(tmp_path):
+    for name, age in ((".new.part-0", 100_000), (".new.part-1", 10), (".other.part-0", 100_000)):
+        (tmp_path / name).mkdir()
+        moment = (tmp_path / name).stat().st_mtime - age
+        os.utime(tmp_path / name, (moment, moment))
+    write_folder(tmp_path / "new", lambda part: None)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".new.part-1", ".other.part-0", "new"]
+
+
+def test_others_may_read_what_the_umask_allows(saved):
+    umask = os.umask(0)
+    os.umask(umask)
+    assert stat.S_IMODE(saved.stat().st_mode) == 0o777 & ~umask
+
+
+# -- refused before anything is written
+
+
+def test_what_cannot_be_saved_is_named(tmp_path, words):
+    model = small_model()
+    with pytest.raises(TypeError, match="model is a Linear: give the Transformer itself"):
+        save_checkpoint(tmp_path / "a", torch.nn.Linear(2, 2))
+    with pytest.raises(TypeError, match="tokenizer is a dict: give a WordTokenizer"):
+        save_checkpoint(tmp_path / "a", model, {"a": 4})
+    with pytest.raises(TypeError, match="when=.* is nothing JSON can hold"):
+        save_checkpoint(tmp_path / "a", model, when={1, 2})
+    with pytest.raises(ValueError, match="tokenizer has .* pieces, the model vocab_size=5"):
+        save_checkpoint(tmp_path / "a", small_model(vocab_size=5), words)
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- damage
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_missing_file_is_named(saved, name):
+    (saved / name).unlink()
+    for load in (load_checkpoint, lambda folder: average_checkpoints([folder])):
+        with pytest.raises(FileNotFoundError, match=f"checkpoint .*saved, file {name}: missing; .*restore"):
+            load(saved)
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no folder .*nowhere .*save_checkpoint wrote"):
+        load_checkpoint(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("damage", ["truncated", "emptied", "grown", "foreign JSON", "binary"])
+def test_damage_is_named(saved, name, damage):
+    data = (saved / name).read_bytes()
+    (saved / name).write_bytes(
+        {
+            "truncated": data[: len(data) // 2],
+            "emptied": b"",
+            "grown": data + b"}",
+            "foreign JSON": b'{"a": [1, 2]}',
+            "binary": b"\xff\x00" * 50,
+        }[damage]
+    )
+    for load in (load_checkpoint, lambda folder: average_checkpoints([folder])):
+        with pytest.raises(ValueError, match=f"checkpoint .*saved, file {name}: .*restore the folder from a copy"):
+            load(saved)
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from(FILES), st.floats(0, 1, exclude_max=True), st.integers(0, 7))
+def test_any_flipped_bit_is_noticed(saved, name, place, bit):
+    original = (saved / name).read_bytes()
+    data = bytearray(original)
+    data[int(place * len(data))] ^= 1 << bit
+    (saved / name).write_bytes(data)
+    try:
+        with pytest.raises((ValueError, FileNotFoundError), match="saved, file "):
+            load_checkpoint(saved)
+    finally:
+        (saved / name).write_bytes(original)
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "match"),
+    [
+        (
+            "config.json",
+            lambda folder: changed_config(folder, d_model=16),
+            "file model.safetensors: its weights are not those of",
+        ),
+        (
+            "config.json",
+            lambda folder: changed_config(folder, N=2),
+            "file model.safetensors: its weights are not those of",
+        ),
+        (
+            "config.json",
+            lambda folder: changed_config(folder, rotary=True),
+            "file config.json: not a configuration .*rotary",
+        ),
+        ("config.json", lambda folder: changed_config(folder, h=3), "file config.json: not a configuration .*h=3"),
+        ("config.json", lambda folder: changed_config(folder, h="2"), "file config.json: not a configuration"),
+        ("config.json", lambda folder: b"[1, 2]", "file config.json: a list stands where an object"),
+        ("config.json", lambda folder: b"{", "file config.json: not JSON"),
+        ("config.json", lambda folder: b"[" * 100_000, "file config.json: not JSON"),
+        ("info.json", lambda folder: b"7", "file info.json: a int stands"),
+        ("tokenizer.json", lambda folder: b'{"kind": "letters"}', "file tokenizer.json: not a tokenizer .*letters"),
+        ("model.safetensors", lambda folder: b"\0" * 40, "file model.safetensors: not a safetensors file"),
+        ("model.safetensors", lambda folder: b"", "file model.safetensors: not a safetensors file"),
+    ],
+)
+def test_foreign_contents_with_a_right_digest_are_named(saved, name, make, match):
+    forge(saved, name, make(saved))
+    with pytest.raises(ValueError, match=f"checkpoint .*saved, {match}.*restore the folder"):
+        load_checkpoint(saved)
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        {},
+        {"format": 2, "files": {}},
+        {"format": 1, "files": []},
+        {"format": 1, "files": {"config.json": "0"}},
+        {"format": 1, "files": {"../config.json": "0"}},
+    ],
+)
+def test_a_foreign_manifest_is_refused(saved, manifest):
+    (saved / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match="file manifest.json: not a manifest that this version can read"):
+        load_checkpoint(saved)
+
+
+def test_other_files_in_the_folder_do_no_harm(saved):
+    (saved / "notes.txt").write_text("the good one")
+    assert load_checkpoint(saved).info == {"steps": 7}
+
+
+# -- averaging
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_the_average_is_the_mean(tmp_path, count):
+    models = [small_model(seed) for seed in range(count)]
+    for seed, model in enumerate(models):
+        save_checkpoint(tmp_path / str(seed), model)
+    mean = average_checkpoints([tmp_path / str(seed) for seed in range(count)])
+    assert mean.keys() == models[0].state_dict().keys()
+    for name, tensor in mean.items():
+        expected = torch.stack([model.state_dict()[name] for model in models]).double().mean(dim=0)
+        assert tensor.dtype == torch.float32
+        assert torch.equal(tensor, expected.float())
+    small_model().load_state_dict(mean)
+
+
+def test_many_checkpoints_lose_no_precision(tmp_path):
+    model = small_model()
+    save_checkpoint(tmp_path / "one", model)
+    mean = average_checkpoints([tmp_path / "one"] * 60)
+    assert all(torch.equal(mean[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_mismatches_name_both_folders(tmp_path, words):
+    other_words = WordTokenizer.fit([("one two", "eins zwei")])
+    save_checkpoint(tmp_path / "a", small_model(), words)
+    save_checkpoint(tmp_path / "heads", small_model(h=4), words)
+    save_checkpoint(tmp_path / "dropped", small_model(), None)
+    save_checkpoint(tmp_path / "words", small_model(), other_words)
+    shutil.copytree(tmp_path / "a", tmp_path / "extra")
+    weights = {**load_file(tmp_path / "a" / "model.safetensors"), "more": torch.zeros(2)}
+    save_file(weights, tmp_path / "extra.safetensors")
+    forge(tmp_path / "extra", "model.safetensors", (tmp_path / "extra.safetensors").read_bytes())
+    for other, what in (
+        ("heads", "configurations"),
+        ("dropped", "tokenizers"),
+        ("words", "tokenizers"),
+        ("extra", "weights"),
+    ):
+        with pytest.raises(ValueError, match=f"a and .*{other} have different {what}: average checkpoints of one"):
+            average_checkpoints([tmp_path / "a", tmp_path / "a", tmp_path / other])
+
+
+@pytest.mark.parametrize("paths", [[], (), "folder"])
+def test_nothing_to_average(paths):
+    with pytest.raises(ValueError, match="paths=.* give a list of at least one checkpoint folder"):
+        average_checkpoints(paths)
