@@ -1,0 +1,500 @@
+"""The toy language: right German, a function of the English, annotations that fit, the same on every machine."""
+
+import functools
+import os
+import random
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import spacy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from annotated import toy_language
+from annotated.toy_language import (
+    ToySentence,
+    generate_corpus,
+    generate_sentence,
+    german_adjective,
+    german_determiner,
+    lexicon,
+    plain_verbs,
+    read_sentences,
+    toy_tokens,
+    write_sentences,
+)
+
+DATA = Path(__file__).parents[1] / "data" / "toy"
+SPLITS = ("train", "valid", "test", "novel")
+
+# What a German knows, written down by hand and not taken from the module.
+ARTICLE = {
+    "der": "man boy father son brother uncle king dog bird bear apple cake cheese tea juice letter table chair "
+           "cupboard key coat bus train garden forest park station lake river tree",
+    "die": "woman mother daughter sister aunt queen cat cow mouse pear tomato potato soup milk newspaper lamp door bag "
+           "cup bottle jacket school church kitchen city village_school street bridge",
+    "das": "girl child horse egg bread water book picture bed radio window knife glass shirt car house castle room "
+           "village",
+}
+PLURAL = dict(
+    man="Männer", woman="Frauen", boy="Jungen", girl="Mädchen", child="Kinder", son="Söhne", daughter="Töchter",
+    brother="Brüder", sister="Schwestern", dog="Hunde", cat="Katzen", horse="Pferde", bird="Vögel", cow="Kühe",
+    mouse="Mäuse", bear="Bären", apple="Äpfel", pear="Birnen", tomato="Tomaten", potato="Kartoffeln", egg="Eier",
+    book="Bücher", letter="Briefe", newspaper="Zeitungen", picture="Bilder", table="Tische", chair="Stühle",
+    bed="Betten", lamp="Lampen", key="Schlüssel", cup="Tassen", bottle="Flaschen", car="Autos", house="Häuser",
+    room="Zimmer", tree="Bäume",
+)
+COMPOUNDS = dict(
+    Küchentisch="der", Küchenstuhl="der", Küchenfenster="das", Küchenschrank="der", Küchenlampe="die", Küchentür="die",
+    Küchenmesser="das", Gartentisch="der", Gartenstuhl="der", Gartenhaus="das", Schulbuch="das", Schultasche="die",
+    Schulgarten="der", Schulbus="der", Dorfschule="die", Dorfkirche="die", Dorfstraße="die", Stadtpark="der",
+    Apfelbaum="der", Apfelkuchen="der", Apfelsaft="der", Tomatensuppe="die", Tomatensaft="der", Kartoffelsuppe="die",
+    Autoschlüssel="der", Autotür="die", Hausschlüssel="der", Wasserglas="das", Wasserflasche="die", Milchflasche="die",
+)
+DECLENSION = {  # an old table, lamp, bed, and old tables, after each kind of word, in three cases
+    ("the", "weak"): """der alte Tisch, die alte Lampe, das alte Bett, die alten Tische
+                        den alten Tisch, die alte Lampe, das alte Bett, die alten Tische
+                        dem alten Tisch, der alten Lampe, dem alten Bett, den alten Tischen""",
+    ("this", "weak"): """dieser alte Tisch, diese alte Lampe, dieses alte Bett, diese alten Tische
+                         diesen alten Tisch, diese alte Lampe, dieses alte Bett, diese alten Tische
+                         diesem alten Tisch, dieser alten Lampe, diesem alten Bett, diesen alten Tischen""",
+    ("my", "mixed"): """mein alter Tisch, meine alte Lampe, mein altes Bett, meine alten Tische
+                        meinen alten Tisch, meine alte Lampe, mein altes Bett, meine alten Tische
+                        meinem alten Tisch, meiner alten Lampe, meinem alten Bett, meinen alten Tischen""",
+    ("no", "mixed"): """kein alter Tisch, keine alte Lampe, kein altes Bett, keine alten Tische
+                        keinen alten Tisch, keine alte Lampe, kein altes Bett, keine alten Tische
+                        keinem alten Tisch, keiner alten Lampe, keinem alten Bett, keinen alten Tischen""",
+    ("", "strong"): """alter Tisch, alte Lampe, altes Bett, alte Tische
+                       alten Tisch, alte Lampe, altes Bett, alte Tische
+                       altem Tisch, alter Lampe, altem Bett, alten Tischen""",
+}
+KNOWN = {
+    # gender and case
+    "The man gives the queen a newspaper.": "Der Mann gibt der Königin eine Zeitung.",
+    "The mother puts the red key on the table.": "Die Mutter legt den roten Schlüssel auf den Tisch.",
+    "Every evening every man gives my son a red water bottle.":
+        "Jeden Abend gibt jeder Mann meinem Sohn eine rote Wasserflasche.",
+    "Five small mice sleep.": "Fünf kleine Mäuse schlafen.",
+    "Six horses run to the castle before they sleep.": "Sechs Pferde laufen zum Schloss, bevor sie schlafen.",
+    # separable verbs
+    "What must my tired aunt turn on?": "Was muss meine müde Tante einschalten?",
+    "Has my friendly brother tidied up the big room?": "Hat mein freundlicher Bruder das große Zimmer aufgeräumt?",
+    "The boys do not fall asleep.": "Die Jungen schlafen nicht ein.",
+    "The girls arrive in this village.": "Die Mädchen kommen in diesem Dorf an.",
+    "Who does not pick up the hungry child?": "Wer holt das hungrige Kind nicht ab?",
+    # verb second and verb last
+    "Today the young mouse has slept.": "Heute hat die junge Maus geschlafen.",
+    "Every evening the bear drinks water behind the village church.":
+        "Jeden Abend trinkt der Bär Wasser hinter der Dorfkirche.",
+    "While a dog sleeps, five boys sing.": "Während ein Hund schläft, singen fünf Jungen.",
+    "While my daughter comes back, my hungry aunt works.":
+        "Während meine Tochter zurückkommt, arbeitet meine hungrige Tante.",
+    "The king gets up, but five girls come back.": "Der König steht auf, aber fünf Mädchen kommen zurück.",
+    "Every child thinks that the man calls the girl.": "Jedes Kind denkt, dass der Mann das Mädchen anruft.",
+    # negation
+    "The king does not help the women.": "Der König hilft den Frauen nicht.",
+    "The woman does not read a book.": "Die Frau liest kein Buch.",
+    "A girl does not eat a cake.": "Ein Mädchen isst keinen Kuchen.",
+    "Who does not turn on lamps?": "Wer schaltet keine Lampen ein?",
+    "My brothers have not tidied up the kitchen.": "Meine Brüder haben die Küche nicht aufgeräumt.",
+    "No child knows that the king is very happy.": "Kein Kind weiß, dass der König sehr glücklich ist.",
+    # pronouns
+    "Although the dog is tired, it has not played.": "Obwohl der Hund müde ist, hat er nicht gespielt.",
+    "The girl will eat potato soup because it is fresh.": "Das Mädchen wird Kartoffelsuppe essen, weil sie frisch ist.",
+    "My father must invite the queen because he must thank her.":
+        "Mein Vater muss die Königin einladen, weil er ihr danken muss.",
+    "The mother invites the father because she must thank him.":
+        "Die Mutter lädt den Vater ein, weil sie ihm danken muss.",
+    "The brothers eat the soup because it is fresh.": "Die Brüder essen die Suppe, weil sie frisch ist.",
+    # relative clauses
+    "The aunt whom my daughter has thanked has cooked tomato soup.":
+        "Die Tante, der meine Tochter gedankt hat, hat Tomatensuppe gekocht.",
+    "The brothers whom my uncle has seen cook an egg.": "Die Brüder, die mein Onkel gesehen hat, kochen ein Ei.",
+    "My daughters see the bear that often eats the pear.": "Meine Töchter sehen den Bären, der die Birne oft frisst.",
+    "The young queen whom no clever woman thanks laughs.": "Die junge Königin, der keine kluge Frau dankt, lacht.",
+    # perfect with sein, modal verbs, prepositions
+    "Every boy has gone into the church with the cat.": "Jeder Junge ist mit der Katze in die Kirche gegangen.",
+    "The woman wants to swim in a river.": "Die Frau will in einem Fluss schwimmen.",
+    "My sons always arrive at the station.": "Meine Söhne kommen immer am Bahnhof an.",
+}
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    return generate_corpus()
+
+
+@pytest.fixture(scope="module")
+def sentences(corpus):
+    return [sentence for split in SPLITS for sentence in corpus[split]]
+
+
+def sample(seed, count=1):
+    dice = random.Random(seed).random
+    return [generate_sentence(dice) for _ in range(count)]
+
+
+@functools.cache
+def parse(text):
+    """A bracketed tree as nested lists [label, child, ...]; a leaf is [tag, index of the token, word]."""
+    stack, count = [[]], 0
+    for opening, word, closing in re.findall(r"\((\S+)|([^\s()]+)|(\))", text):
+        if opening:
+            stack.append([opening])
+        elif word:
+            stack[-1] += [count, word]
+            count += 1
+        elif closing:
+            done = stack.pop()
+            stack[-1].append(done)
+    return stack[0][0]
+
+
+def leaves(node):
+    return [node] if isinstance(node[1], int) else [leaf for child in node[1:] for leaf in leaves(child)]
+
+
+def nodes(node):
+    yield node
+    if not isinstance(node[1], int):
+        for child in node[1:]:
+            yield from nodes(child)
+
+
+def noun_phrases(sentence):
+    """(leaves before the noun, name of the noun, plural?) of every noun phrase, from the tree alone."""
+    singular = {noun.plural: name for name, noun in lexicon().nouns.items() if noun.plural not in ("-", "mass")}
+    for node in nodes(parse(sentence.tree)):
+        if node[0] == "NP" and all(isinstance(child[1], int) for child in node[1:]) and node[-1][0] in ("NN", "NNS"):
+            head = [leaf[2].lower() for leaf in node[1:] if leaf[0] in ("NN", "NNS")]
+            name = " ".join(singular.get(word, word) for word in head)
+            if name in lexicon().nouns:  # "every day" is a time
+                yield [leaf for leaf in node[1:] if leaf[0] not in ("NN", "NNS")], name, node[-1]
+
+
+# The corpus
+
+
+def test_committed_files_are_reproduced_byte_for_byte(corpus, tmp_path):
+    for split in SPLITS:
+        write_sentences(tmp_path / f"{split}.tsv", corpus[split])
+        assert (tmp_path / f"{split}.tsv").read_bytes() == (DATA / f"{split}.tsv").read_bytes(), split
+        assert read_sentences(DATA / f"{split}.tsv") == corpus[split]
+
+
+def test_sentences_do_not_depend_on_the_process():
+    code = ("import random; from annotated.toy_language import generate_sentence as g; d = random.Random(5).random\n"
+            "print([(s.source, s.target, s.alignment, s.tree) for s in (g(d) for _ in range(200))])")
+    settings = dict(check=True, capture_output=True, encoding="utf-8")
+    said = {subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, **settings).stdout
+            for seed in ("0", "77")}
+    assert said == {f"{[(s.source, s.target, s.alignment, s.tree) for s in sample(5, 200)]}\n"}
+
+
+def test_sizes_and_words(corpus, sentences):
+    assert {split: len(corpus[split]) for split in SPLITS} == {"train": 10_000, "valid": 500, "test": 500, "novel": 500}
+    lengths = [len(s.source_tokens) for s in sentences]
+    assert 4 <= min(lengths) and max(lengths) <= 16 and 8.5 < sum(lengths) / len(lengths) < 10.5
+    assert sum(path.stat().st_size for path in DATA.glob("*.tsv")) < 3.2e6
+    for side, low, high in (("source_tokens", 200, 400), ("target_tokens", 300, 550)):
+        train = Counter(word for s in corpus["train"] for word in getattr(s, side))
+        assert low <= len(train) <= high
+        elsewhere = {word for split in SPLITS[1:] for s in corpus[split] for word in getattr(s, side)}
+        assert min(train[word] for word in elsewhere) >= 5
+
+
+def test_german_is_a_function_of_the_english(sentences):
+    assert len({s.source for s in sentences}) == len(sentences)  # so the splits are disjoint, too
+    translation = {}
+    for s in sentences + sample(1, 1500) + sample(2, 1500):
+        assert translation.setdefault(s.source, s.target) == s.target
+    assert not any("you" in map(str.lower, s.source_tokens) for s in sentences)
+
+
+def test_tokens_are_what_spacy_sees(sentences):
+    english, german = spacy.blank("en").tokenizer, spacy.blank("de").tokenizer
+    for s in sentences:
+        assert [token.text for token in english(s.source)] == s.source_tokens == toy_tokens(s.source)
+        assert [token.text for token in german(s.target)] == s.target_tokens == toy_tokens(s.target)
+
+
+def test_novel_combinations_never_occur_elsewhere(corpus):
+    """The table cells of the rule, found in the finished trees."""
+    adjectives, numbers = list(lexicon().words["adjectives"]), list(lexicon().words["numbers"])
+    rank = {name: index for index, name in enumerate(lexicon().nouns)}
+    kept = {split: Counter() for split in SPLITS}
+    for split in SPLITS:
+        for s in corpus[split]:
+            things = []
+            for before, name, noun in noun_phrases(s):
+                for tag, _, word in before:
+                    word = word.lower()
+                    if tag == "JJ" and word in adjectives and (adjectives.index(word) + rank[name]) % 10 == 3:
+                        kept[split]["adjective"] += 1
+                    if tag == "CD" and (numbers.index(word) + rank[name]) % 5 == 2:
+                        kept[split]["number"] += 1
+                if noun[0] == "NN" and not set(lexicon().nouns[name].classes) & {"adult", "child", "kin", "royal"}:
+                    things.append(name)
+            if "it" in s.source_tokens:
+                assert len(things) == 1, f"two things could be meant by 'it': {s.source}"
+                kept[split]["pronoun"] += rank[things[0]] % 5 == 1
+    assert all(sum(kept[split].values()) == 0 for split in ("train", "valid", "test")), kept
+    assert all(kept["novel"][kind] >= 50 for kind in ("adjective", "number", "pronoun"))
+
+
+def test_novel_objects_never_follow_their_verb_elsewhere(corpus):
+    names = {"eat": ["eat", "eat (animal)"], "drink": ["drink", "drink (animal)"]}
+    verbs, rank = list(lexicon().verbs), {name: index for index, name in enumerate(lexicon().nouns)}
+    plain = [v for v in plain_verbs("acc") if not v.particle]
+    forms = {form: v.english[0] for v in plain for form in v.english}
+    kept, seen = Counter(), Counter()
+    for split in SPLITS:
+        for s in corpus[split]:
+            heads = {noun[1]: name for _, name, noun in noun_phrases(s)}
+            for node in nodes(parse(s.tree)):
+                if node[0] == "VP" and len(node) > 2 and node[1][-1] in forms and node[2][0] == "NP":
+                    described = node[2][1][0] == "NP"  # with a relative clause
+                    name = heads.get(leaves(node[2][1] if described else node[2])[-1][1])
+                    base = forms[node[1][-1]]
+                    if name:
+                        seen[split] += 1
+                        kept[split] += all((verbs.index(v) + rank[name]) % 10 == 5 for v in names.get(base, [base]))
+    assert seen["train"] > 1500 and kept["train"] == kept["valid"] == kept["test"] == 0 < kept["novel"]
+
+
+# Annotations
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 2**32))
+def test_annotations_fit_any_sentence(seed):
+    for s in sample(seed, 3):
+        english, german = s.source_tokens, s.target_tokens
+        assert [leaf[2] for leaf in leaves(parse(s.tree))] == english
+        assert [leaf[1] for leaf in leaves(parse(s.tree))] == list(range(len(english)))
+        assert s.tree.count("(") == s.tree.count(")") and parse(s.tree)[0] in ("S", "SQ", "SBARQ")
+        assert list(s.alignment) == sorted(set(s.alignment))
+        assert all(0 <= i < len(english) and 0 <= j < len(german) for i, j in s.alignment)
+        assert {german[j] for j in set(range(len(german))) - {j for _, j in s.alignment}} <= {","}
+        assert {english[i] for i in set(range(len(english))) - {i for i, _ in s.alignment}} <= {"do", "does"}
+        assert s.source[0].isupper() and s.target[0].isupper() and s.source[-1] == s.target[-1] and s.source[-1] in ".?"
+
+
+def test_alignment_conventions(sentences):
+    links = {s.source: {(s.source_tokens[i], s.target_tokens[j]) for i, j in s.alignment} for s in sentences}
+    known = {
+        "Now my sister turns on the kitchen lamp.": "Now-Jetzt my-meine sister-Schwester turns-schaltet turns-ein "
+                                                    "on-ein the-die kitchen-Küchenlampe lamp-Küchenlampe .-.",
+        "A girl does not eat a cake.": "A-Ein girl-Mädchen not-keinen a-keinen eat-isst cake-Kuchen .-.",
+        "The sister wants to get up.": "The-Die sister-Schwester wants-will to-will get-aufstehen up-aufstehen .-.",
+        "The boy looks for the knife.": "The-Der boy-Junge looks-sucht for-sucht the-das knife-Messer .-.",
+        "The son waits for the train every evening.": "The-Der son-Sohn waits-wartet for-auf the-den train-Zug "
+                                                      "every-jeden evening-Abend .-.",
+    }
+    for source, expected in known.items():
+        assert links[source] == {tuple(pair.split("-")) for pair in expected.split()}
+
+
+# German
+
+
+@pytest.mark.parametrize("source", KNOWN)
+def test_known_translation(source, sentences):
+    assert {s.source: s.target for s in sentences}[source] == KNOWN[source]
+
+
+def test_genders_and_plurals_of_the_lexicon():
+    nouns = lexicon().nouns
+    assert sorted(" ".join(ARTICLE.values()).replace("_", " ").split()) == sorted(
+        [name for name in nouns if " " not in name] + ["village", "school"])
+    for article, names in ARTICLE.items():
+        for name in names.split():
+            assert german_determiner("the", "nom", nouns[name.replace("_", " ")].gender) == article, name
+    assert {name: noun.german_plural for name, noun in nouns.items() if noun.german_plural != "-"} == PLURAL
+    two = [noun for noun in nouns.values() if " " in noun.name]
+    compounds = {noun.german: german_determiner("the", "nom", noun.gender) for noun in two}
+    assert compounds == COMPOUNDS
+    changed = {noun.german: noun.oblique for noun in nouns.values() if noun.german != noun.oblique}
+    assert changed == {"Junge": "Jungen", "Bär": "Bären"}
+
+
+@pytest.mark.parametrize("word, family", DECLENSION)
+def test_declension(word, family):
+    things = [(lexicon().nouns[name], plural) for name, plural in (("table", 0), ("lamp", 0), ("bed", 0), ("table", 1))]
+    for case, line in zip(("nom", "acc", "dat"), DECLENSION[word, family].splitlines(), strict=True):
+        made = []
+        for noun, plural in things:
+            gender = "p" if plural else noun.gender
+            before = [german_determiner(word, case, gender)] if word else []
+            adjective = german_adjective("alt", family, case, gender)
+            made.append(" ".join([*before, adjective, noun.form(case, bool(plural))]))
+        assert ", ".join(made) == line.strip()
+
+
+def test_dative_plurals():
+    known = dict(dog="Hunden", man="Männern", woman="Frauen", car="Autos", room="Zimmern", boy="Jungen", apple="Äpfeln")
+    assert {name: lexicon().nouns[name].form("dat", True) for name in known} == known
+
+
+ALLOWED = {  # word before the adjective -> gender -> endings of the adjective, in nominative, accusative or dative
+    "der": {"m": "e", "f": "en"}, "die": {"f": "e", "p": "en"}, "das": {"n": "e"}, "den": {"m": "en", "p": "en"},
+    "dem": {"m": "en", "n": "en"}, "im": {"m": "en", "n": "en"}, "am": {"m": "en"}, "zum": {"m": "en", "n": "en"},
+    "zur": {"f": "en"}, "ins": {"n": "e"},
+    "": {"m": "er e", "n": "es", "f": "e", "p": "e"},  # after ein, kein, mein …
+    "e": {"f": "e", "p": "en"}, "en": {"m": "en", "p": "en"}, "em": {"m": "en", "n": "en"}, "er": {"f": "en"},
+}
+
+
+def test_agreement_in_the_corpus(sentences):
+    """Article, adjective ending and noun agree in gender, in every noun phrase with an adjective."""
+    stems = {name: line.split(" | ")[0].removesuffix("e") for name, line in lexicon().words["adjectives"].items()}
+    checked = Counter()
+    for s in sentences:
+        german_of = dict(s.alignment)
+        for before, name, noun in noun_phrases(s):
+            gender = "p" if noun[0] == "NNS" else lexicon().nouns[name].gender
+            if len(before) != 2 or before[1][2] not in stems or before[0][0] not in ("DT", "PRP$"):
+                continue
+            adjective = s.target_tokens[german_of[before[1][1]]]
+            ending = adjective.removeprefix(stems[before[1][2]])
+            article = s.target_tokens[german_of[before[1][1]] - 1].lower()
+            stem = re.match(r"(mein|sein|ihr|kein|ein)(e|en|em|er|)$", article)
+            if re.match(r"dies|jed", article):  # like der, with other letters
+                kind = {"er": {"m": "e", "f": "en"}, "e": {"f": "e", "p": "en"}, "es": {"n": "e"},
+                        "en": {"m": "en", "p": "en"}, "em": {"m": "en", "n": "en"}}[re.sub(r"dies|jed", "", article)]
+            elif stem:
+                kind = {**ALLOWED[stem[2]], **({"m": "er"} if not stem[2] else {})}
+            else:
+                kind = ALLOWED[article]
+            assert kind.get(gender) == ending, f"{s.source} -> {s.target}: {article} {adjective} ({gender})"
+            checked[gender] += 1
+    assert min(checked[g] for g in "mfnp") > 200
+
+
+def finite_leaf(clause):
+    """The leaf of the English verb whose German partner is the finite verb."""
+    predicate = [leaf for child in clause[1:] if child[0] == "VP" for leaf in leaves(child)]
+    verb = next(leaf for leaf in predicate if leaf[0] in ("VBZ", "VBP", "MD"))
+    return next(leaf for leaf in predicate if leaf[0] == "VB") if verb[2] in ("do", "does") else verb
+
+
+def main_clauses(tree):
+    if tree[0] == "S":
+        inside = [child for child in tree[1:] if child[0] == "S"]
+        yield from inside or [tree]
+
+
+def test_verb_second_in_main_clauses(sentences):
+    """Before the finite verb of a statement stands exactly one constituent: subject, time or subordinate clause."""
+    fronts = Counter()
+    for s in sentences:
+        for clause in main_clauses(parse(s.tree)):
+            inside = {leaf[1] for leaf in leaves(clause)}
+            verb = min(j for i, j in s.alignment if i == finite_leaf(clause)[1])
+            before = {i for i, j in s.alignment if i in inside and j < verb}
+            owners = [child for child in clause[1:] if child[0] != "," and {leaf[1] for leaf in leaves(child)} & before]
+            assert len(owners) == 1 and owners[0][0] != "VP", f"{s.source} -> {s.target}"
+            fronts[owners[0][0]] += 1
+    assert set(fronts) == {"NP", "PP", "ADVP", "SBAR"} and fronts["SBAR"] > 250
+
+
+def test_verb_last_in_subordinate_clauses(sentences):
+    """Behind the finite verb of a subordinate clause comes nothing of that clause."""
+    kinds = Counter()
+    for s in sentences:
+        for node in nodes(parse(s.tree)):
+            if node[0] == "SBAR":
+                inside = {leaf[1] for leaf in leaves(node)}
+                verb = finite_leaf(node[-1])
+                last = max(j for i, j in s.alignment if i in inside)
+                assert (verb[1], last) in s.alignment, f"{s.source} -> {s.target}"
+                kinds["relative" if node[1][0] == "WHNP" else leaves(node[1])[0][2].lower()] += 1
+    assert set(kinds) == {"relative", "because", "although", "while", "when", "before", "that"}
+    assert min(kinds.values()) > 100
+
+
+def test_separable_prefixes(corpus):
+    """A prefix that stands alone ends its clause."""
+    prefixes = {verb.prefix for verb in lexicon().verbs.values() if verb.prefix}
+    alone = 0
+    for s in corpus["train"]:
+        for i, j in s.alignment:
+            partners = sorted(k for n, k in s.alignment if n == i)
+            if s.target_tokens[j] in prefixes and len(partners) == 2 and partners[1] == j:
+                alone += 1
+                assert s.target_tokens[j + 1] in (",", ".", "?", "und"), s.target
+    assert alone > 500
+
+
+def test_he_and_she_have_one_antecedent(sentences):
+    """Nobody else in the sentence could be meant by he, she or they."""
+    men = {name for name, noun in lexicon().nouns.items() if "he" in noun.classes}
+    women = {name for name, noun in lexicon().nouns.items() if "she" in noun.classes} | {"girl"}
+    for s in sentences:
+        here = Counter()
+        for _, name, noun in noun_phrases(s):
+            here["they" if noun[0] == "NNS" else "he" if name in men else "she" if name in women else "other"] += 1
+        words = set(map(str.lower, s.source_tokens))
+        for pronoun, forms in (("he", {"he", "him", "his"}), ("she", {"she", "her"})):
+            assert not words & forms or here[pronoun] == 1, s.source
+        assert not words & {"they", "them", "their"} or here["they"] <= 1, s.source
+
+
+# Files and bad input
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch, corpus):
+    path = tmp_path / "some.tsv"
+    write_sentences(path, corpus["test"][:3])
+    old = path.read_bytes()
+
+    def fail(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(toy_language.os, "replace", fail)
+    with pytest.raises(OSError, match="disk full"):
+        write_sentences(path, corpus["test"])
+    assert path.read_bytes() == old and [p.name for p in tmp_path.iterdir()] == ["some.tsv"]
+
+
+GOOD = "We sing.\tWir singen.\t0-0 1-1 2-2\t(S (NP (PRP We)) (VP (VBP sing)) (. .))\n"
+
+
+@pytest.mark.parametrize("line, message", [
+    ("We sing.\tWir singen.\n", r"bad\.tsv, line 2: 2 columns; expected 4"),
+    ("\n", r"bad\.tsv, line 2: 1 columns; expected 4"),
+    (GOOD.replace("0-0 1-1", "0-0 1:1"), r"bad\.tsv, line 2: alignment '0-0 1:1 2-2'; expected pairs"),
+    (GOOD.replace("2-2", "2-3"), r"bad\.tsv, line 2: alignment .* leaves the sentences of 3 and 3 tokens"),
+    (GOOD.replace("VBP sing", "VBP sings"), r"bad\.tsv, line 2: the leaves of the tree are not the tokens of"),
+])
+def test_bad_lines_are_named(tmp_path, line, message):
+    path = tmp_path / "bad.tsv"
+    path.write_text(GOOD + line, encoding="utf-8")
+    with pytest.raises(ValueError, match=message):
+        read_sentences(path)
+
+
+def test_good_lines_empty_files_and_wrong_encodings(tmp_path):
+    path = tmp_path / "some.tsv"
+    path.write_text(GOOD, encoding="utf-8")
+    tree = "(S (NP (PRP We)) (VP (VBP sing)) (. .))"
+    assert read_sentences(path) == [ToySentence("We sing.", "Wir singen.", ((0, 0), (1, 1), (2, 2)), tree)]
+    path.write_text("")
+    assert read_sentences(path) == []
+    path.write_bytes("Der B\u00e4r.".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"some\.tsv: byte 5 is not UTF-8"):
+        read_sentences(path)
+
+
+def test_a_seed_is_an_integer():
+    with pytest.raises(TypeError, match="seed: got None; expected an integer"):
+        generate_corpus(None)
+
+
+def test_tokens():
+    assert toy_tokens("If it rains, the cat sleeps.") == ["If", "it", "rains", ",", "the", "cat", "sleeps", "."]
+    assert toy_tokens("  Schläft   der Bär? ") == ["Schläft", "der", "Bär", "?"] and toy_tokens("") == []
