@@ -1,5 +1,6 @@
 """The stored notebooks are whole, tidy and in the form that CONTRIBUTING.md describes; the environment files agree."""
 
+import base64
 import re
 import sys
 import tomllib
@@ -81,6 +82,13 @@ def test_links_between_pages_lead_somewhere(path):
         if cell.cell_type == "markdown":
             for target in re.findall(r"\]\(([\w./-]+\.ipynb)[#)]", cell.source):
                 assert (path.parent / target).is_file(), f"{path.name} links to {target}"
+
+
+def test_picture_of_the_readme_is_the_one_in_the_introduction():
+    stored = [output["data"]["image/png"] for cell in read(PAGES[0]).cells for output in cell.get("outputs", [])
+              if "image/png" in output.get("data", {})]
+    shown = (ROOT / "docs" / "attention.png").read_bytes()
+    assert shown in [base64.b64decode(picture) for picture in stored], "copy it anew: tools/pictures.py 00 writes it"
 
 
 def lock():

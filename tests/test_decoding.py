@@ -1,0 +1,343 @@
+"""Greedy decoding against a loop over single sentences; translation of texts line by line."""
+
+import copy
+import io
+import sys
+from functools import cache
+from types import SimpleNamespace
+
+import pytest
+import sacrebleu
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from annotated import decoding
+from annotated.batches import pad
+from annotated.checkpoints import save_checkpoint
+from annotated.corpora import load_corpus
+from annotated.decoding import greedy_decode, main, read_input, translate
+from annotated.tokens import BEGIN, END, PAD, UNKNOWN, SubwordTokenizer, WordTokenizer
+from annotated.training import TrainingConfig, book_model, train
+from annotated.transformer import Transformer, TransformerConfig
+
+PAIRS = [("the dog sees a cat .", "der Hund sieht eine Katze ."), ("the cat sleeps .", "die Katze schläft .")]
+WORDS = WordTokenizer.fit(PAIRS)
+
+
+def tiny(vocab_size=12, seed=0, **changes):
+    """A random model in double precision, so that no tie is decided by the order of a sum."""
+    torch.manual_seed(seed)
+    sizes = {"N": 2, "d_model": 16, "d_ff": 32, "h": 2, "dropout": 0.4, **changes}
+    return Transformer(TransformerConfig(vocab_size, **sizes)).double().eval()
+
+
+@cache
+def half_trained(seed):
+    """A model that has begun to learn to repeat odd tokens: its outputs vary, some end and some do not."""
+    generator, pairs = torch.Generator().manual_seed(seed), []
+    for i in range(60):
+        source = torch.randint(UNKNOWN, 12, (1 + i % 7,), generator=generator).tolist()
+        pairs.append((source, [token for token in source for _ in range(1 + token % 2)]))
+    model = tiny(seed=seed, dropout=0.0)
+    config = TrainingConfig(steps=60, max_tokens=400, warmup=20, factor=0.5, label_smoothing=0.0)
+    train(model, pairs, pairs[:1], config, show_progress=False)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.4  # would show
+    return model
+
+
+def always(model, token):
+    """Make the model give `token` the largest logit, always: the last norm puts out a constant."""
+    norm = model.decoder.layers[-1].residual[-1].norm
+    with torch.no_grad():
+        norm.weight.zero_()
+        norm.bias.copy_(torch.randn(16, dtype=torch.float64))
+        model.embedding.weight[token] = norm.bias * 100
+    return model
+
+
+def naive(model, ids, extra):
+    """One sentence, the whole prefix through the whole model at each step, a plain search for the largest logit."""
+    output = [BEGIN]
+    with torch.no_grad():
+        while len(output) - 1 < len(ids) + extra:
+            logits = model(torch.tensor([ids]), torch.tensor([output]))[0, -1].tolist()
+            best = max((i for i in range(len(logits)) if i not in (PAD, BEGIN)), key=lambda i: logits[i])
+            if best == END:
+                break
+            output.append(best)
+    return output[1:]
+
+
+# Greedy decoding
+
+one_sentence = st.lists(st.integers(UNKNOWN, 11), max_size=7).map(lambda ids: [*ids, END])
+sentences_of_ids = st.lists(one_sentence, min_size=1, max_size=5)
+
+
+@settings(deadline=None, max_examples=30)
+@given(sentences_of_ids, st.integers(0, 2), st.integers(0, 9))
+def test_greedy_in_a_batch_is_the_naive_loop_alone(sources, seed, extra):
+    model = half_trained(seed)
+    assert greedy_decode(model, pad(sources), extra) == [naive(model, ids, extra) for ids in sources]
+
+
+def test_half_trained_models_end_sometimes():
+    """Without this the comparison above might only ever see the limit."""
+    sources = [[3 + i, 4 + i, 5 + i, END] for i in range(7)]
+    outputs = [tuple(ids) for seed in range(3) for ids in greedy_decode(half_trained(seed), pad(sources), extra=9)]
+    lengths = {len(ids) for ids in outputs}
+    assert len(lengths) > 4 and max(lengths) == 13 and len(set(outputs)) > 12
+
+
+def test_each_sentence_stops_at_its_own_limit():
+    model = always(tiny(), token=7)  # never ends
+    sources = [[4, END], [4, 5, 6, 7, END], [END]]
+    assert greedy_decode(model, pad(sources), extra=3) == [[7] * 5, [7] * 8, [7] * 4]
+    lengths = [len(ids) for ids in greedy_decode(model, pad(sources))]
+    assert lengths == [52, 55, 51], "the paper's 50 more than the source"
+
+
+def test_stops_at_the_end_token():
+    model, calls = always(tiny(), token=END), []
+    model.decoder.register_forward_hook(lambda *_: calls.append(1))
+    assert greedy_decode(model, pad([[4, END], [5, 6, END]])) == [[], []]
+    assert len(calls) == 1, "went on after every sentence had ended"
+
+
+def test_decoding_encodes_once_and_stops_when_all_have_ended():
+    model, counts = copy.deepcopy(half_trained(1)), {"encoder": 0, "decoder": 0}
+    for name in counts:
+        getattr(model, name).register_forward_hook(lambda *_, name=name: counts.update({name: counts[name] + 1}))
+    sources = [[4, 5, END], [6, 7, 8, END]]
+    outputs = greedy_decode(model, pad(sources), extra=9)
+    needed = max(min(len(ids) + 1, len(source) + 9) for ids, source in zip(outputs, sources, strict=True))
+    assert counts == {"encoder": 1, "decoder": needed}
+
+
+@pytest.mark.parametrize("token", [PAD, BEGIN])
+def test_padding_and_begin_never_follow(token):
+    model = always(tiny(), token)  # gives them the largest logit
+    assert all(token not in ids and ids for ids in greedy_decode(model, pad([[4, END], [5, 6, END]]), extra=2))
+
+
+def test_padding_of_the_source_makes_no_difference():
+    model, source = half_trained(2), pad([[4, 5, 6, END]])
+    padded = torch.cat([source, torch.full((1, 9), PAD)], dim=1)
+    assert greedy_decode(model, padded, extra=4) == greedy_decode(model, source, extra=4)
+
+
+def test_dropout_is_off_and_the_mode_restored():
+    model, source = copy.deepcopy(half_trained(0)), pad([[4, 5, 6, 7, END], [8, END]])
+    expected = greedy_decode(model, source)
+    assert not model.training
+    model.train()
+    model.encoder.layers[0].eval()  # a part that somebody froze
+    modes = [module.training for module in model.modules()]
+    assert all(greedy_decode(model, source) == expected for _ in range(3))
+    assert [module.training for module in model.modules()] == modes
+
+
+def test_mode_is_restored_after_an_error():
+    model = tiny().train()
+    with pytest.raises(IndexError):
+        greedy_decode(model, torch.tensor([[99, END]]))
+    assert all(module.training for module in model.modules()) and torch.is_grad_enabled()
+
+
+def test_no_gradient_is_kept():
+    model, grads = tiny().train(), []
+    model.decoder.register_forward_hook(lambda _, __, hidden: grads.append(hidden.requires_grad))
+    greedy_decode(model, pad([[4, END]]), extra=1)
+    assert grads and not any(grads) and torch.is_grad_enabled()
+
+
+def test_learned_positions_end_the_translation_at_their_last_place():
+    model = always(tiny(positions="learned", max_length=9), token=7)
+    assert greedy_decode(model, pad([[4, 5, END], [END]]), extra=3) == [[7] * 6, [7] * 4]
+    assert greedy_decode(model, pad([[4, 5, END], [END]])) == [[7] * 9] * 2
+
+
+@pytest.mark.parametrize("source, extra, message", [
+    (torch.tensor([[4, END]]), -1, "extra=-1.*0 or more"), (torch.tensor([4, END]), 5, r"source has shape \(2,\)"),
+    (torch.tensor([[4.0, END]]), 5, "source is a tensor of torch.float32"),
+    (torch.zeros(0, 3, dtype=torch.int64), 5, "source is empty"),
+])
+def test_bad_input_is_refused(source, extra, message):
+    with pytest.raises(ValueError, match=message):
+        greedy_decode(tiny(), source, extra)
+
+
+# Texts
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny(len(WORDS), seed=2, N=1)
+
+
+TEXTS = ["the dog sees a cat .", "", "a cat .", "the cat sleeps .", "   ", "a a a a a a a a a", "cat"]
+
+
+def test_translation_alone_is_translation_in_company(model):
+    alone = [translate(model, WORDS, [text])[0] for text in TEXTS]
+    assert len(set(alone)) > 3, "a test that could not notice a wrong order"
+    for max_tokens in (1, 12, 4096):  # 1: every sentence by itself
+        assert translate(model, WORDS, TEXTS, max_tokens=max_tokens) == alone
+    assert translate(model, WORDS, TEXTS[::-1]) == alone[::-1]
+    assert translate(model, WORDS, (text for text in TEXTS)) == alone, "a generator can be read only once"
+
+
+def test_translation_is_greedy_decoding_between_the_tokenizers_ends(model):
+    expected = WORDS.decode(naive(model, [*WORDS.encode(TEXTS[0], "en"), END], extra=50))
+    assert translate(model, WORDS, [TEXTS[0]]) == [expected]
+
+
+def test_blank_sentences_stay_blank_and_are_not_shown_to_the_model(model):
+    assert translate(model, WORDS, ["", " \t", "\u2028"]) == ["", "", ""]
+    assert translate(model, WORDS, []) == []
+    outputs = translate(model, WORDS, TEXTS)
+    assert [bool(output) for output in outputs] == [bool(text.strip()) for text in TEXTS]
+
+
+def test_words_never_seen_survive_as_unknown(model):
+    assert WORDS.encode("zebra", "en") == [UNKNOWN]
+    seen = []
+    hook = model.encoder.register_forward_pre_hook(lambda *_: seen.append(1))
+    assert translate(model, WORDS, ["the zebra sleeps ."])[0]
+    hook.remove()
+    never_knows = always(tiny(len(WORDS)), UNKNOWN)
+    assert seen and translate(never_knows, WORDS, ["zebra"], max_tokens=9)[0].startswith("<unk> <unk>")
+
+
+def test_line_breaks_in_a_translation_become_spaces():
+    pieces = SubwordTokenizer.fit([("a b", "c d")] * 2, vocab_size=260)
+    for character in "\n\r":
+        newline = pieces.encode(f"x{character}")[-1]
+        assert set(translate(always(tiny(len(pieces)), newline), pieces, ["a"])[0]) == {" "}
+
+
+def test_one_string_is_no_list(model):
+    with pytest.raises(TypeError, match=r"sentences is one string: give a list of them, such as \[sentence\]"):
+        translate(model, WORDS, "the cat sleeps .")
+    with pytest.raises(TypeError, match="a text is a int"):
+        translate(model, WORDS, ["the cat", 3])
+
+
+def test_unknown_language_is_named(model):
+    with pytest.raises(ValueError, match="language is 'fr', expected one of 'en', 'de'"):
+        translate(model, WORDS, ["le chat dort ."], language="fr")
+
+
+def test_progress_is_shown_only_on_request(model, capsys):
+    translate(model, WORDS, TEXTS)
+    assert capsys.readouterr() == ("", "")
+    translate(model, WORDS, TEXTS, show_progress=True)
+    assert "translating" in capsys.readouterr().err
+
+
+# Files
+
+@pytest.mark.parametrize("data, lines", [
+    (b"", []), (b"\n", [""]), (b"one", ["one"]), (b"one\n", ["one"]), (b"one\n\n", ["one", ""]),
+    (b"one\r\ntwo\r\n", ["one", "two"]), (b"one\r\r\n", ["one\r"]), (b"a\rb\n", ["a\rb"]),
+    ("a\u2028b\u0085c\x0bd\n".encode(), ["a\u2028b\u0085c\x0bd"]),
+    (b"\xef\xbb\xbfone\n", ["one"]), ("schläft\n".encode(), ["schläft"]),
+])
+def test_lines_end_at_newlines_only(tmp_path, monkeypatch, data, lines):
+    (tmp_path / "in.txt").write_bytes(data)
+    assert read_input(tmp_path / "in.txt") == lines
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+    assert read_input("-") == lines
+
+
+def test_text_that_is_not_utf_8_is_named_with_its_line(tmp_path, monkeypatch):
+    (tmp_path / "in.txt").write_bytes(b"gut\nschl\xe4ft\n")
+    with pytest.raises(ValueError, match=r"in\.txt, line 2: not UTF-8"):
+        read_input(tmp_path / "in.txt")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff")))
+    with pytest.raises(ValueError, match="standard input, line 1: not UTF-8"):
+        read_input("-")
+
+
+@pytest.fixture(scope="module")
+def folder(model, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model") / "saved"
+    save_checkpoint(folder, model.float(), WORDS, source_language="en")
+    return str(folder)
+
+
+DATA = "the dog sees a cat .\r\n\nthe\u2028cat sleeps .\n   \na zebra .".encode()
+
+
+def test_command_line_gives_one_line_for_each_line(folder, tmp_path, monkeypatch, capsysbinary):
+    (tmp_path / "in.txt").write_bytes(DATA)
+    main(["--model", folder, "--input", str(tmp_path / "in.txt"), "--output", str(tmp_path / "out.txt")])
+    written = (tmp_path / "out.txt").read_bytes()
+    assert capsysbinary.readouterr().out == b""
+    lines = written.split(b"\n")
+    assert [bool(line) for line in lines] == [True, False, True, False, True, False], "five lines and a final newline"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(DATA)))
+    main(["--model", folder])
+    assert capsysbinary.readouterr().out == written
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    main(["--model", folder])
+    assert capsysbinary.readouterr().out == b""
+
+
+def test_output_file_appears_whole_or_not_at_all(folder, tmp_path, monkeypatch):
+    (tmp_path / "in.txt").write_bytes(DATA)
+    (tmp_path / "out.txt").write_text("older\n")
+    monkeypatch.setattr("annotated.corpora.os.fsync", lambda _: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(SystemExit):
+        main(["--model", folder, "--input", str(tmp_path / "in.txt"), "--output", str(tmp_path / "out.txt")])
+    assert (tmp_path / "out.txt").read_text() == "older\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.txt", "out.txt"]
+
+
+def refused(arguments, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main([str(argument) for argument in arguments])
+    output, error = capsys.readouterr()
+    assert stopped.value.code == 2 and output == "" and len(error.splitlines()) == 1
+    assert error.startswith("python -m annotated.decoding: error: ")
+    return error
+
+
+def test_command_line_refuses_with_one_line(folder, tmp_path, model, capsys):
+    good, bad = tmp_path / "good.txt", tmp_path / "bad.txt"
+    good.write_bytes(DATA)
+    bad.write_bytes(b"\n\n\xff\n")
+    assert "bad.txt, line 3: not UTF-8" in refused(["--model", folder, "--input", bad], capsys)
+    assert "missing.txt" in refused(["--model", folder, "--input", tmp_path / "missing.txt"], capsys)
+    assert str(tmp_path / "none") in refused(["--model", tmp_path / "none", "--input", good], capsys)
+    no_device = ["--model", folder, "--input", good, "--device", "abacus"]
+    assert "device 'abacus' cannot be used" in refused(no_device, capsys)
+    save_checkpoint(tmp_path / "bare", model)
+    assert "bare holds no tokenizer" in refused(["--model", tmp_path / "bare", "--input", good], capsys)
+
+
+def test_without_a_model_the_book_s_own_translates(model, tmp_path, monkeypatch, capsysbinary):
+    saved = SimpleNamespace(model=model, tokenizer=WORDS, info={"source_language": "en"})
+    monkeypatch.setattr(decoding, "book_model", lambda: saved)
+    (tmp_path / "in.txt").write_bytes(DATA)
+    main(["--input", str(tmp_path / "in.txt")])
+    assert capsysbinary.readouterr().out.count(b"\n") == 5
+
+
+# The book's model
+
+@pytest.fixture(scope="session")
+def book():
+    """Loaded from data/models, or trained: about two minutes on two cores."""
+    return book_model(show_progress=False)
+
+
+def test_book_model_translates_the_test_set(book):
+    corpus = load_corpus("toy")
+    scores = {}
+    for split in ("test", "novel"):
+        sources, references = zip(*getattr(corpus, split), strict=True)
+        scores[split] = sacrebleu.corpus_bleu(translate(book.model, book.tokenizer, sources), [references]).score
+    assert scores["test"] >= 95 and scores["novel"] >= 50, scores

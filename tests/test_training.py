@@ -1,0 +1,455 @@
+"""The training loop against independent loops; the book's model and the command line on tiny corpora."""
+
+import copy
+import json
+import math
+from collections import Counter
+from dataclasses import fields, replace
+from itertools import islice
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from annotated import training
+from annotated.checkpoints import load_checkpoint
+from annotated.corpora import Corpus
+from annotated.schedule import noam_rate
+from annotated.tokens import BEGIN, END, PAD, WordTokenizer
+from annotated.training import (
+    TrainingConfig,
+    batch_stream,
+    book_model,
+    build_parser,
+    check_device,
+    encode_pairs,
+    evaluating,
+    fingerprint,
+    main,
+    train,
+    train_on,
+    validation_loss,
+)
+from annotated.transformer import Transformer, TransformerConfig
+
+PAIRS = [([4, 5, 6], [7, 8]), ([9], [10, 11, 12, 13]), ([5, 4, 9, 6, 14], [13, 7, 15]), ([14, 14], [8, 8, 10]),
+         ([6], [15])]
+TEXTS = [("the dog sleeps .", "der Hund schläft ."), ("a cat sleeps .", "eine Katze schläft ."),
+         ("the cat sees a dog .", "die Katze sieht einen Hund ."),
+         ("a dog sees the cat .", "ein Hund sieht die Katze .")]
+QUICK = TrainingConfig(steps=6, max_tokens=16, warmup=3, factor=0.3, validate_every=2)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Weights are equal bit for bit only for a fixed number of threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def tiny(seed=0, **changes):
+    torch.manual_seed(seed)
+    return Transformer(TransformerConfig(16, **{"N": 1, "d_model": 16, "d_ff": 32, "h": 2, "dropout": 0.0, **changes}))
+
+
+def state(model):
+    return torch.cat([weight.flatten() for weight in model.state_dict().values()])
+
+
+def naive_nll(model, source, target):
+    """Summed negative log-likelihood of one pair, computed token by token without batch, padding or mask."""
+    total, x = 0.0, torch.tensor([[*source, END]])
+    for t, wanted in enumerate([*target, END]):
+        logits = model(x, torch.tensor([[BEGIN, *target[:t]]]))[0, -1]
+        total = total - logits.log_softmax(-1)[wanted]
+    return total
+
+
+# The configuration
+
+def test_defaults_are_the_papers_base_run():
+    config = TrainingConfig()
+    assert (config.steps, config.max_tokens, config.warmup, config.factor) == (100_000, 25_000, 4000, 1.0)
+    assert (config.label_smoothing, config.precision) == (0.1, "fp32")
+    big = training.PRESETS["big"]
+    assert TransformerConfig(37_000, **big[0]) == TransformerConfig.big() and big[1].steps == 300_000
+    assert TransformerConfig(37_000, **training.PRESETS["base"][0]) == TransformerConfig.base()
+    assert training.PRESETS["base"][1] == config
+
+
+@pytest.mark.parametrize("change, message", [
+    ({"steps": 0}, "steps=0.*at least 1"), ({"steps": 1.5}, r"steps=1\.5.*whole number"), ({"warmup": 0}, "warmup=0"),
+    ({"max_tokens": -1}, "max_tokens=-1"), ({"validate_every": True}, "validate_every=True"),
+    ({"seed": -1}, "seed=-1.*at least 0"), ({"factor": 0.0}, r"factor=0\.0.*above 0"),
+    ({"factor": math.nan}, "factor=nan"), ({"factor": math.inf}, "factor=inf"),
+    ({"label_smoothing": 1.0}, r"label_smoothing=1\.0"), ({"precision": "fp16"}, "precision='fp16'.*'fp32' or 'bf16'"),
+])
+def test_bad_configuration_is_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        TrainingConfig(**change)
+
+
+# Pairs and batches
+
+def test_encode_pairs_agrees_with_encode():
+    tokenizer = WordTokenizer.fit(TEXTS)
+    expected = [(tokenizer.encode(source, "en"), tokenizer.encode(target, "de")) for source, target in TEXTS]
+    assert encode_pairs(TEXTS, tokenizer) == expected and encode_pairs([], tokenizer) == []
+    turned = [pair[::-1] for pair in TEXTS]
+    assert encode_pairs(turned, tokenizer, "de", "en") == [pair[::-1] for pair in expected]
+    with pytest.raises(ValueError, match="language is 'fr'"):
+        encode_pairs(TEXTS, tokenizer, "fr", "de")
+
+
+def content(batch):
+    """The pairs of a batch, padding and special tokens removed."""
+    return [(tuple(i for i in x if i > END), tuple(i for i in y if i > END))
+            for x, y in zip(batch.source.tolist(), batch.target_out.tolist(), strict=True)]
+
+
+def test_stream_covers_every_pair_once_an_epoch():
+    pairs = [([4 + i] * (i % 5 + 1), [4 + i] * (i % 3 + 1)) for i in range(12)]
+    wanted = Counter((tuple(source), tuple(target)) for source, target in pairs)
+    stream, orders = batch_stream(pairs, max_tokens=12, seed=3), []
+    for _ in range(4):
+        epoch = []
+        while len(epoch) < len(pairs):
+            batch = next(stream)
+            assert max(batch.source.numel(), batch.target_out.numel()) <= 12
+            epoch += content(batch)
+        assert Counter(epoch) == wanted
+        orders.append(epoch)
+    assert len({tuple(order) for order in orders}) == 4, "epochs in the same order"
+
+
+def test_stream_depends_on_the_seed_alone():
+    pairs = [([4 + i] * 2, [4 + i] * 2) for i in range(20)]
+    take = {seed: [content(batch) for batch in islice(batch_stream(pairs, 9, seed), 20)] for seed in (0, 1)}
+    assert take[0] == [content(batch) for batch in islice(batch_stream(pairs, 9, 0), 20)] and take[0] != take[1]
+
+
+# Evaluating
+
+def test_evaluating_restores_each_mode_even_after_an_error():
+    model = tiny(dropout=0.5).train()
+    model.encoder.eval()  # somebody froze a part
+    modes = [module.training for module in model.modules()]
+    with pytest.raises(KeyError), evaluating(model) as same:
+        assert same is model and not any(module.training for module in model.modules()) and not torch.is_grad_enabled()
+        raise KeyError
+    assert [module.training for module in model.modules()] == modes and torch.is_grad_enabled()
+
+
+def test_validation_loss_is_brute_force_whatever_the_batches():
+    model = tiny(dropout=0.5).double().train()
+    with torch.no_grad():
+        model.eval()
+        total = sum(naive_nll(model, *pair) for pair in PAIRS).item()
+        model.train()
+    expected = total / sum(len(target) + 1 for _, target in PAIRS)
+    for max_tokens in (6, 10, 13, 4096):  # 6: one pair a batch
+        assert abs(validation_loss(model, PAIRS, max_tokens) - expected) < 1e-9
+        assert model.training
+    assert abs(validation_loss(model.eval(), PAIRS) - expected) < 1e-9 and not model.training
+
+
+def test_validation_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="at least one pair"):
+        validation_loss(tiny(), [])
+
+
+# The loop
+
+def reference_train(model, pairs, config):
+    """The loop once more: PyTorch's Adam and cross entropy, the rate's formula, sums divided by tokens by hand."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=1.0, betas=(0.9, 0.98), eps=1e-9)
+    for step, batch in enumerate(islice(batch_stream(pairs, config.max_tokens, config.seed), config.steps), start=1):
+        optimizer.param_groups[0]["lr"] = noam_rate(step, model.config.d_model, config.warmup, config.factor)
+        total, tokens = 0.0, 0
+        for source, target_in, target_out in zip(batch.source, batch.target_in, batch.target_out, strict=True):
+            real = int((target_out != PAD).sum())  # one sentence at a time, without its padding
+            logits = model(source[source != PAD][None], target_in[None, :real])[0]
+            smoothing = config.label_smoothing
+            total = total + F.cross_entropy(logits, target_out[:real], label_smoothing=smoothing, reduction="sum")
+            tokens += real
+        optimizer.zero_grad()
+        (total / tokens).backward()
+        optimizer.step()
+
+
+def test_training_equals_an_independent_loop():
+    model = tiny().double()
+    other = copy.deepcopy(model)
+    train(model, PAIRS, PAIRS, QUICK, show_progress=False)
+    reference_train(other, PAIRS, QUICK)
+    assert (state(model) - state(tiny().double())).abs().max() > 1e-2, "nothing was trained"
+    assert (state(model) - state(other)).abs().max() < 1e-9
+
+
+def test_gradient_of_a_step_is_a_mean_over_tokens():
+    config = replace(QUICK, steps=1, max_tokens=4096, label_smoothing=0.0)  # one batch, sentences of unequal length
+    model = tiny().double()
+    other = copy.deepcopy(model)
+    train(model, PAIRS, PAIRS, config, show_progress=False)
+    (sum(naive_nll(other, *pair) for pair in PAIRS) / sum(len(target) + 1 for _, target in PAIRS)).backward()
+    for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
+        assert (mine.grad - theirs.grad).abs().max() < 1e-9  # `train` leaves the gradient of its last step
+
+
+def test_a_handful_of_pairs_is_learned_by_heart():
+    model = tiny(seed=1)
+    config = TrainingConfig(steps=80, max_tokens=64, warmup=20, factor=0.2, label_smoothing=0.0, validate_every=80)
+    log = train(model, PAIRS, PAIRS, config, show_progress=False)
+    assert log[-1]["valid_loss"] < 0.03 and log[-1]["train_loss"] > log[-1]["valid_loss"]
+
+
+def test_same_seed_same_weights():
+    def weights(seed, draws):
+        model = tiny(dropout=0.3)
+        torch.rand(draws)  # the generator's state before does not matter
+        train(model, PAIRS, PAIRS, replace(QUICK, seed=seed), show_progress=False)
+        return state(model)
+
+    assert torch.equal(weights(0, draws=1), weights(0, draws=2))
+    assert not torch.equal(weights(0, draws=1), weights(1, draws=1))
+
+
+def test_log_tells_rate_tokens_and_losses():
+    model = tiny()
+    log = train(model, PAIRS, PAIRS[:2], replace(QUICK, steps=5), show_progress=False)
+    assert [row["step"] for row in log] == [2, 4, 5], "every second step, and the last"
+    assert [row["rate"] for row in log] == [noam_rate(k, 16, QUICK.warmup, QUICK.factor) for k in (2, 4, 5)]
+    seen = [batch.tokens for batch in islice(batch_stream(PAIRS, QUICK.max_tokens, QUICK.seed), 5)]
+    assert [row["tokens"] for row in log] == [sum(seen[:k]) for k in (2, 4, 5)]
+    assert log[-1]["valid_loss"] == validation_loss(model, PAIRS[:2], QUICK.max_tokens)
+    assert all(row["valid_perplexity"] == math.exp(row["valid_loss"]) for row in log)
+    json.dumps(log)
+
+
+def test_training_loss_is_the_mean_since_the_last_row():
+    every = train(tiny(), PAIRS, PAIRS, replace(QUICK, validate_every=1), show_progress=False)
+    third = train(tiny(), PAIRS, PAIRS, replace(QUICK, validate_every=3), show_progress=False)
+    singles = [row["train_loss"] for row in every]
+    assert [row["train_loss"] for row in third] == pytest.approx([sum(singles[:3]) / 3, sum(singles[3:]) / 3], rel=1e-6)
+
+
+def test_training_dropout_is_on_and_ends_in_eval_mode():
+    model = tiny(dropout=0.5).eval()
+    modes = []
+    dropout = model.encoder.layers[0].residual[0].dropout
+    hook = dropout.register_forward_hook(lambda module, *_: modes.append(module.training))
+    train(model, PAIRS, PAIRS[:1], replace(QUICK, validate_every=6), show_progress=False)
+    hook.remove()
+    assert modes == [True] * 6 + [False], "six updates with dropout, one validation without"
+    assert not any(module.training for module in model.modules())
+
+
+def test_bf16_rounds_the_products_but_not_the_weights():
+    exact, rounded, dtypes = tiny(), tiny(), []
+    train(exact, PAIRS, PAIRS, replace(QUICK, steps=3), show_progress=False)
+    hook = rounded.encoder.layers[0].feed_forward.W_1.register_forward_hook(lambda _, __, out: dtypes.append(out.dtype))
+    train(rounded, PAIRS, PAIRS[:1], replace(QUICK, steps=3, validate_every=9, precision="bf16"), show_progress=False)
+    hook.remove()
+    assert dtypes == [torch.bfloat16] * 3 + [torch.float32], "validation is in fp32"
+    assert all(weight.dtype == torch.float32 for weight in rounded.parameters())
+    assert 0 < (state(exact) - state(rounded)).abs().max() < 0.5
+
+
+def test_progress_is_shown_only_on_request(capsys):
+    train(tiny(), PAIRS, PAIRS, QUICK, show_progress=False)
+    assert capsys.readouterr() == ("", "")
+    train(tiny(), PAIRS, PAIRS, QUICK)
+    assert "valid" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("split", ["train_pairs", "valid_pairs"])
+def test_pairs_that_cannot_be_used_are_refused_before_the_first_step(split):
+    model = tiny()
+    too_long = [PAIRS[0], ([4] * 20, [5])]
+    for pairs, message in (([], f"{split} is empty"), (too_long, f"{split}: pair 1 has 21 tokens.*max_tokens=16")):
+        given = {"train_pairs": PAIRS, "valid_pairs": PAIRS, split: pairs}
+        with pytest.raises(ValueError, match=message):
+            train(model, config=QUICK, show_progress=False, **given)
+    assert torch.equal(state(model), state(tiny()))
+
+
+def test_a_run_that_diverges_says_so():
+    with pytest.raises(ValueError, match="validation loss is .* at step .*smaller factor"):
+        train(tiny(), PAIRS, PAIRS, replace(QUICK, factor=1e30), show_progress=False)
+
+
+# From a corpus to the book's model
+
+def corpus(train_pairs=TEXTS, valid=TEXTS[:2]):
+    return Corpus("toy", "en", "de", list(train_pairs), list(valid), TEXTS[:1])
+
+
+def test_train_on_names_the_split_that_is_too_small():
+    tokenizer = WordTokenizer.fit(TEXTS)
+    config = TransformerConfig(len(tokenizer), N=1, d_model=16, d_ff=16, h=2)
+    with pytest.raises(ValueError, match=r"corpus toy: train has 1 pair\(s\), expected 2 or more"):
+        train_on(corpus(TEXTS[:1]), tokenizer, config, QUICK, show_progress=False)
+    with pytest.raises(ValueError, match=r"corpus toy: valid has 0 pair\(s\)"):
+        train_on(corpus(valid=[]), tokenizer, config, QUICK, show_progress=False)
+
+
+def test_seed_decides_the_first_weights_too():
+    tokenizer = WordTokenizer.fit(TEXTS)
+    config = TransformerConfig(len(tokenizer), N=1, d_model=16, d_ff=16, h=2)
+    runs = []
+    for seed in (0, 0, 1):
+        barely = replace(QUICK, steps=1, factor=1e-9, seed=seed)
+        runs.append(state(train_on(corpus(), tokenizer, config, barely, show_progress=False)[0]))
+    assert torch.equal(runs[0], runs[1]) and (runs[0] - runs[2]).abs().max() > 0.01
+
+
+def test_fingerprint_counts_code_and_facts_but_not_comments(tmp_path, monkeypatch):
+    monkeypatch.setattr(training.annotated, "__file__", str(tmp_path / "__init__.py"))
+    for name in training.MODULES:
+        (tmp_path / f"{name}.py").write_text("x = 1\n")
+    first = fingerprint({"N": 2}, TEXTS)
+    assert len(first) == 64 and first != fingerprint({"N": 3}, TEXTS) and first != fingerprint({"N": 2}, TEXTS[1:])
+    for name in training.MODULES:
+        (tmp_path / f"{name}.py").write_text("# a comment\nx  =  1\n")
+        assert fingerprint({"N": 2}, TEXTS) == first
+        (tmp_path / f"{name}.py").write_text("x = 2\n")
+        assert fingerprint({"N": 2}, TEXTS) != first, f"{name} does not count"
+        (tmp_path / f"{name}.py").write_text("x = 1\n")
+
+
+@pytest.fixture
+def tiny_book(monkeypatch):
+    """The book's model replaced by a tiny one on four pairs; the fixture counts the trainings."""
+    runs, real = [], training.train
+    monkeypatch.setattr(training.os, "cpu_count", lambda: 1)  # two threads for so little work only wait for each other
+    sizes = {"N": 1, "d_model": 16, "d_ff": 16, "h": 2}
+    monkeypatch.setitem(training.PRESETS, "toy", (sizes, replace(QUICK, max_tokens=64)))
+    monkeypatch.setattr(training, "load_corpus", lambda name: corpus())
+    monkeypatch.setattr(training, "train", lambda *arguments: runs.append(torch.get_num_threads()) or real(*arguments))
+    return runs
+
+
+def test_book_model_is_trained_once_and_loaded_afterwards(tiny_book, tmp_path):
+    first = book_model(tmp_path, show_progress=False)
+    second = book_model(str(tmp_path), show_progress=False)
+    assert len(tiny_book) == 1, "trained twice"
+    assert torch.equal(state(first.model), state(second.model)) and not second.model.training
+    assert second.info["source_language"] == "en" and second.info["corpus"] == "toy"
+    assert second.info["log"][-1]["step"] == 6
+    assert second.tokenizer.encode("the cat sleeps .", "en") == first.tokenizer.encode("the cat sleeps .", "en")
+    assert len([path for path in (tmp_path / "models").iterdir() if path.is_dir()]) == 1
+
+
+def test_book_model_is_trained_anew_when_configuration_or_corpus_change(tiny_book, tmp_path, monkeypatch):
+    book_model(tmp_path, show_progress=False)
+    sizes, config = training.PRESETS["toy"]
+    monkeypatch.setitem(training.PRESETS, "toy", (sizes, replace(config, seed=1)))
+    book_model(tmp_path, show_progress=False)
+    monkeypatch.setitem(training.PRESETS, "toy", ({**sizes, "d_ff": 32}, config))
+    book_model(tmp_path, show_progress=False)
+    monkeypatch.setattr(training, "load_corpus", lambda name: corpus(TEXTS[:3]))
+    book_model(tmp_path, show_progress=False)
+    monkeypatch.setattr(training, "load_corpus", lambda name: corpus(TEXTS[:3], TEXTS[:1]))
+    book_model(tmp_path, show_progress=False)
+    assert len(tiny_book) == 5 == len([path for path in (tmp_path / "models").iterdir() if path.is_dir()])
+
+
+def test_book_model_that_fails_leaves_nothing_behind(tiny_book, tmp_path, monkeypatch):
+    torch.set_num_threads(2)  # not the number that it trains with
+    monkeypatch.setattr(training, "train", lambda *arguments: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        book_model(tmp_path, show_progress=False)
+    assert torch.get_num_threads() == 2
+    assert not [path for path in (tmp_path / "models").iterdir() if path.is_dir()]
+
+
+def test_presets_of_the_book_give_at_most_a_million_parameters():
+    model = Transformer(TransformerConfig(1000, **training.PRESETS["toy"][0]))  # more types than the corpus has
+    assert sum(weight.numel() for weight in model.parameters()) <= 1_000_000
+
+
+# The command line
+
+SMALL = "--tokenizer words --steps 4 --warmup 2 --N 1 --d_model 16 --d_ff 16 --h 2 --max_tokens 64".split()
+
+
+def write_corpus(folder, pairs=TEXTS):
+    folder.mkdir()
+    for split in ("train", "valid", "test"):
+        for side, language in enumerate(("en", "de")):
+            (folder / f"{split}.{language}").write_text("".join(f"{pair[side]}\n" for pair in pairs), encoding="utf-8")
+    return folder
+
+
+def refused(arguments, capsys):
+    """Run the command line, which must refuse: exit status 2 and one line, which is returned."""
+    with pytest.raises(SystemExit) as stopped:
+        main([str(argument) for argument in arguments])
+    error = capsys.readouterr().err
+    assert stopped.value.code == 2 and "Traceback" not in error
+    last = error.splitlines()[-1]
+    assert last.startswith("python -m annotated.training: error: ")
+    return last
+
+
+def test_command_line_trains_on_the_users_own_files(tmp_path, capsys):
+    own = write_corpus(tmp_path / "own")
+    given = ["--norm_first", "--seed", "3", "--label_smoothing", "0.2"]
+    main([str(own), "--out", str(tmp_path / "new" / "model"), *SMALL, *given])
+    assert "4 steps in" in capsys.readouterr().out
+    saved = load_checkpoint(tmp_path / "new" / "model")
+    sizes = {"N": 1, "d_model": 16, "d_ff": 16, "h": 2, "dropout": training.PRESETS["small"][0]["dropout"]}
+    assert saved.model.config == TransformerConfig(len(saved.tokenizer), **sizes, norm_first=True)
+    told = saved.info["training"]
+    assert (told["seed"], told["label_smoothing"], told["steps"], told["warmup"]) == (3, 0.2, 4, 2)
+    assert (saved.info["source_language"], saved.info["target_language"], saved.info["corpus"]) == ("en", "de", "own")
+    assert saved.tokenizer.encode("the cat", "en") and len(saved.info["log"]) == 1
+
+
+def test_command_line_turns_the_direction_and_learns_pieces(tmp_path):
+    own = write_corpus(tmp_path / "own")
+    small = [*SMALL[2:], "--tokenizer", "bpe", "--vocab_size", "300"]
+    main([str(own), "--out", str(tmp_path / "model"), "--source", "de", "--target", "en", *small])
+    saved = load_checkpoint(tmp_path / "model")
+    assert saved.info["source_language"] == "de" and type(saved.tokenizer).__name__ == "SubwordTokenizer"
+    assert saved.tokenizer.decode(saved.tokenizer.encode("Hühnerhof")) == "Hühnerhof"
+
+
+def test_command_line_refuses_with_one_line(tmp_path, capsys):
+    own = write_corpus(tmp_path / "own")
+    new = ["--out", tmp_path / "model", *SMALL]
+    assert f"{own} exists already" in refused([own, "--out", own], capsys)
+    assert "unknown corpus 'nowhere'" in refused(["nowhere", *new], capsys)
+    assert "there is no folder" in refused([tmp_path / "missing", *new], capsys)
+    assert "no language 'xx'" in refused([own, *new, "--source", "xx"], capsys)
+    assert "device 'abacus' cannot be used" in refused([own, *new, "--device", "abacus"], capsys)
+    assert "max_tokens=5" in refused([own, *new, "--max_tokens", "5"], capsys)
+    assert "d_model=16 is not divisible by h=3" in refused([own, *new, "--h", "3"], capsys)
+    assert "steps=0" in refused([own, *new, "--steps", "0"], capsys)
+    assert "invalid int value" in refused([own, *new, "--steps", "many"], capsys)
+    (own / "train.de").write_text("nur eine Zeile\n", encoding="utf-8")
+    assert "train.en has 4 lines but" in refused([own, *new], capsys)
+    (own / "train.de").write_bytes(b"gut\n\xff\n\n\n")
+    assert "train.de, line 2: not valid UTF-8" in refused([own, *new], capsys)
+    (own / "train.de").unlink()
+    assert "train.de is missing" in refused([own, *new], capsys)
+    assert "train has 1 pair(s)" in refused([write_corpus(tmp_path / "one", TEXTS[:1]), *new], capsys)
+    assert not (tmp_path / "model").exists()
+
+
+def test_device_that_is_there_is_accepted():
+    assert check_device("cpu") == torch.device("cpu")
+    missing = f"cuda:{torch.cuda.device_count()}"
+    with pytest.raises(ValueError, match=f"device '{missing}' cannot be used .*this machine has cpu"):
+        check_device(missing)
+
+
+def test_help_names_every_field(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    text = build_parser().format_help()
+    for field in (*fields(TransformerConfig), *fields(TrainingConfig)):
+        if field.name not in ("vocab_size", "pad_id"):
+            assert f"--{field.name}" in text
+    assert max(map(len, text.splitlines())) <= 100

@@ -1,0 +1,90 @@
+"""`make test-long`: plant known faults one by one in a copy of the package and see a test catch each.
+
+    python tools/mutate.py              all of them; the report goes to results/mutations.json
+    python tools/mutate.py "pre-norm"   those whose name contains the words
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from notebooks import PACKAGE, ROOT
+
+# (fault, module, code as it is, code with the fault, the test files that guard it)
+MUTATIONS = [
+    ("pre-norm where post-norm is printed", "stacks", "if self.norm_first:", "if not self.norm_first:", "stacks"),
+    ("the causal mask is off by one", "masking", ".tril()", ".tril(1)", "masking transformer"),
+    ("sine and cosine swapped", "positional", "[angles.sin(), angles.cos()]", "[angles.cos(), angles.sin()]", "positional"),
+    ("√d_model left out of the embedding", "embeddings", " * math.sqrt(self.weight.size(1))", "", "embeddings"),
+    ("√d_k left out of the scores", "attention", "(query / math.sqrt(d_k))", "query", "attention"),
+    ("attention dropout on in eval mode", "multi_head", "self.dropout if self.training else 0.0", "self.dropout", "multi_head"),
+    ("translating with dropout on", "decoding", "model.eval()", "model.train()", "decoding"),
+    ("the output projection untied from the embedding", "embeddings", "self.weight.T", "self.weight.detach().T", "embeddings"),
+    ("the last token of the target dropped", "batches", "[BEGIN, *target, END]", "[BEGIN, *target[:-1], END]", "batches"),
+    ("the end token dropped", "batches", "[*source, END]", "[*source]", "batches"),
+    ("the loss counts padding", "regularization", "loss.masked_fill(padding, 0.0).sum()", "loss.sum()", "regularization"),
+    ("the schedule is one update late", "schedule", "self.last_epoch + 1", "max(1, self.last_epoch)", "schedule"),
+    ("a reshape mixes up the heads", "multi_head", "x.unflatten(-1, (self.h, -1)).transpose(1, 2)",
+     "x.reshape(x.size(0), self.h, x.size(1), -1)", "multi_head"),
+    ("masked weights are small instead of 0", "attention", "weights.masked_fill(~mask, 0.0)", "weights", "attention"),
+    ("the decoder sees the padding of the source", "transformer", "padding_mask(source, self.config.pad_id)",
+     "padding_mask(source, -1)", "transformer"),
+    ("the smoothing leaves out the right token", "regularization", "log_p.mean(dim=-1)",
+     "(log_p.sum(dim=-1) - right) / (log_p.size(-1) - 1)", "regularization"),
+    ("perplexity of the smoothed loss", "training", "LabelSmoothingLoss(0.0,", "LabelSmoothingLoss(0.1,", "training"),
+    ("validation with dropout on", "training", "    model.eval()\n    total", "    model.train()\n    total", "training"),
+    ("every sentence gets the limit of the longest in its batch", "decoding", "(source != PAD).sum(dim=1) + extra",
+     "torch.full((len(source),), source.size(1) + extra)", "decoding"),
+    ("queries and keys exchanged in the recorded weights", "multi_head", "weights.detach()", "weights.detach().transpose(-1, -2)",
+     "multi_head"),
+]
+
+
+def plant(copy, module, old, new):
+    """Put one fault into the copied package; the code as it is must be there exactly once or everywhere the same."""
+    file = copy / "annotated" / f"{module}.py"
+    source = file.read_text(encoding="utf-8")
+    if old not in source:
+        raise SystemExit(f"annotated/{module}.py no longer holds {old!r}: bring tools/mutate.py up to date")
+    file.write_text(source.replace(old, new), encoding="utf-8")
+
+
+def caught_by(copy, tests):
+    """Run the test files against the copy; the name of the first test that fails, or None."""
+    files = [str(ROOT / "tests" / f"test_{name}.py") for name in tests.split()]
+    environment = {**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *files]
+    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    found = re.search(r"^(?:FAILED|ERROR) (\S+)", run.stdout, re.MULTILINE)
+    if run.returncode not in (0, 1) or (run.returncode == 1 and not found):
+        raise SystemExit(f"pytest could not run:\n{run.stdout[-3000:]}{run.stderr[-2000:]}")
+    return found.group(1).removeprefix("tests/") if found else None
+
+
+def main():
+    report = {}
+    wanted = " ".join(sys.argv[1:])
+    for fault, module, old, new, tests in MUTATIONS:
+        if wanted not in fault:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            copy = Path(folder)
+            shutil.copytree(PACKAGE, copy / "annotated", ignore=shutil.ignore_patterns("__pycache__"))
+            plant(copy, module, old, new)
+            report[fault] = caught_by(copy, tests)
+        print(f"{fault:60} {report[fault] or 'NOT CAUGHT'}", flush=True)
+    missed = [fault for fault, test in report.items() if test is None]
+    if not wanted:
+        text = json.dumps({"command": "make test-long", "caught by": report}, indent=1, ensure_ascii=False)
+        (ROOT / "results" / "mutations.json").write_text(text + "\n", encoding="utf-8")
+    print(f"{len(report) - len(missed)} passed, {len(missed)} failed")
+    sys.exit(bool(missed or not report))
+
+
+if __name__ == "__main__":
+    main()
