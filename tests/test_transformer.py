@@ -253,16 +253,18 @@ def test_c12_every_parameter_receives_a_gradient(changes):
 def test_deterministic_without_dropout_and_in_eval():
     rates = dict(dropout=0.3, attention_dropout=0.3, feed_forward_dropout=0.3)
     torch.manual_seed(0)
-    off = Transformer(small())
+    off = Transformer(small()).double()
     assert torch.equal(off(SOURCE, TARGET), off(SOURCE, TARGET))
     for name in rates:
         model = Transformer(small(**{name: 0.3}))
         assert not torch.equal(model(SOURCE, TARGET), model(SOURCE, TARGET)), name
-    model = Transformer(small(**rates)).eval()
+    model = Transformer(small(**rates)).double().eval()
     assert torch.equal(model(SOURCE, TARGET), model(SOURCE, TARGET))
     model.config, weights = small(), model.state_dict()
     off.load_state_dict(weights)
-    assert torch.equal(off(SOURCE, TARGET), model(SOURCE, TARGET))  # dropout off means off everywhere
+    off_train, off_eval = off(SOURCE, TARGET), off.eval()(SOURCE, TARGET)  # dropout off means off everywhere; the two modes
+    assert torch.allclose(off_train, off_eval, rtol=0, atol=1e-12)  # run attention by different functions, equal to rounding
+    assert torch.equal(off_eval, model(SOURCE, TARGET))
 
 
 def test_dropout_rates_reach_their_places():
