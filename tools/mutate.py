@@ -23,7 +23,7 @@ MUTATIONS = [
     ("√d_model left out of the embedding", "embeddings", " * math.sqrt(self.weight.size(1))", "", "embeddings"),
     ("√d_k left out of the scores", "attention", "(query / math.sqrt(d_k))", "query", "attention"),
     ("attention dropout on in eval mode", "multi_head", "self.dropout if self.training else 0.0", "self.dropout", "multi_head"),
-    ("translating with dropout on", "decoding", "model.eval()", "model.train()", "decoding"),
+    ("translating with dropout on", "decoding", "with evaluating(model):", "with torch.no_grad():", "decoding"),
     ("the output projection untied from the embedding", "embeddings", "self.weight.T", "self.weight.detach().T", "embeddings"),
     ("the last token of the target dropped", "batches", "[BEGIN, *target, END]", "[BEGIN, *target[:-1], END]", "batches"),
     ("the end token dropped", "batches", "[*source, END]", "[*source]", "batches"),
@@ -37,7 +37,7 @@ MUTATIONS = [
     ("the smoothing leaves out the right token", "regularization", "log_p.mean(dim=-1)",
      "(log_p.sum(dim=-1) - right) / (log_p.size(-1) - 1)", "regularization"),
     ("perplexity of the smoothed loss", "training", "LabelSmoothingLoss(0.0,", "LabelSmoothingLoss(0.1,", "training"),
-    ("validation with dropout on", "training", "    model.eval()\n    total", "    model.train()\n    total", "training"),
+    ("validation with dropout on", "training", "with evaluating(model):\n        for", "with torch.no_grad():\n        for", "training"),
     ("every sentence gets the limit of the longest in its batch", "decoding", "(source != PAD).sum(dim=1) + extra",
      "torch.full((len(source),), source.size(1) + extra)", "decoding"),
     ("queries and keys exchanged in the recorded weights", "multi_head", "weights.detach()", "weights.detach().transpose(-1, -2)",
@@ -59,11 +59,11 @@ def caught_by(copy, tests):
     files = [str(ROOT / "tests" / f"test_{name}.py") for name in tests.split()]
     environment = {**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *files]
-    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    run = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True)
     found = re.search(r"^(?:FAILED|ERROR) (\S+)", run.stdout, re.MULTILINE)
     if run.returncode not in (0, 1) or (run.returncode == 1 and not found):
         raise SystemExit(f"pytest could not run:\n{run.stdout[-3000:]}{run.stderr[-2000:]}")
-    return found.group(1).removeprefix("tests/") if found else None
+    return found.group(1).split("/tests/")[-1].removeprefix("tests/") if found else None
 
 
 def main():
