@@ -10,11 +10,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import nbformat
-from notebooks import ROOT, TRAINS, execute, normalise, pages
 
 from annotated.corpora import load_corpus
 from annotated.decoding import translate
 from annotated.training import book_model
+from notebooks import ROOT, TRAINS, execute, normalise, pages
 
 EXECUTED = ROOT / "_build" / "book"
 

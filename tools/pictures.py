@@ -4,6 +4,7 @@ import base64
 import sys
 
 import nbformat
+
 from notebooks import ROOT, pages
 
 for path in pages(sys.argv[1:]):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import nbformat
+
 from notebooks import NOTEBOOKS, ROOT, pages
 
 SOURCE, SITE = ROOT / "_build" / "site_source", ROOT / "_build" / "site"

@@ -13,6 +13,7 @@ from pathlib import Path
 import jupytext
 import nbformat
 from jupytext.combine import combine_inputs_with_outputs
+
 from notebooks import NOTEBOOKS, complaints, execute, export, normalise, pages
 
 

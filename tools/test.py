@@ -4,9 +4,8 @@ import os
 import subprocess
 import sys
 
-from notebooks import ENVIRONMENT, ROOT, TRAINS, pages
-
 from annotated.training import book_model
+from notebooks import ENVIRONMENT, ROOT, TRAINS, pages
 
 workers = str(min(4, os.cpu_count() or 1))
 environment = {**os.environ, **ENVIRONMENT}
