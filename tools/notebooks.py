@@ -11,6 +11,7 @@ from nbdev.export import nb_export
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = ROOT / "notebooks"
 PACKAGE = ROOT / "annotated"
+KERNEL_LOG = ROOT / "_build" / "kernels.log"
 KEPT_METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
@@ -40,7 +41,9 @@ def execute(notebook, timeout=600):
         coalesce_streams=True,
         resources={"metadata": {"path": str(NOTEBOOKS)}},
     )
-    client.execute(env={**os.environ, **ENVIRONMENT})
+    KERNEL_LOG.parent.mkdir(parents=True, exist_ok=True)
+    with KERNEL_LOG.open("ab") as log:  # what the kernels themselves have to say; errors in cells are raised here
+        client.execute(env={**os.environ, **ENVIRONMENT}, stderr=log)
     return notebook
 
 
