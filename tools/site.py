@@ -11,10 +11,11 @@ from notebooks import NOTEBOOKS, ROOT, pages
 
 SOURCE, SITE = ROOT / "_build" / "site_source", ROOT / "_build" / "site"
 DIRECTIVES = re.compile(r"^#\|.*\n?", re.MULTILINE)
+ALT = re.compile(r"^# alt: (.*)\n", re.MULTILINE)
 
 
 def stage():
-    """Fill _build/site_source/: the texts of docs/ and the pages without their `#|` export directives."""
+    """Fill _build/site_source/: the texts of docs/ and the pages without `#|` directives, `# alt:` comments as alt texts."""
     shutil.rmtree(SOURCE, ignore_errors=True)
     shutil.copytree(ROOT / "docs", SOURCE)
     executed = ROOT / "_build" / "book"
@@ -23,7 +24,10 @@ def stage():
         notebook = nbformat.read(copy if copy.exists() else path, as_version=4)
         for cell in notebook.cells:
             if cell.cell_type == "code":
-                cell.source = DIRECTIVES.sub("", cell.source)
+                alt = ALT.search(cell.source)
+                if alt:
+                    cell.metadata["mystnb"] = {"image": {"alt": alt[1]}}
+                cell.source = ALT.sub("", DIRECTIVES.sub("", cell.source))
         notebook.cells = [cell for cell in notebook.cells if cell.source.strip()]
         nbformat.write(notebook, SOURCE / path.name)
 
