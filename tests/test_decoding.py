@@ -336,6 +336,9 @@ def test_early_stop_saves_steps_and_waits_where_something_may_still_win():
     model.decoder.register_forward_hook(lambda *_: calls.append(1))
     found = beam_search(model, pad([[4, END], [5, 6, END]]), beam=3)
     assert [pairs[0][0] for pairs in found] == [[], []] and len(calls) < 5, "50 steps for nothing"
+    for seed in (6, 11):  # with a strong penalty a short one leads, and a long one overtakes it
+        model = small(seed, len(WORDS))
+        assert_same(beam_search(model, pad([[4, 5, END]]), 3, 2.0)[0], plain_beam(model, [4, 5, END], 3, 2.0)[:1])
 
 
 def test_beam_limits_are_those_of_each_sentence():
