@@ -115,6 +115,13 @@ def _check_pair(source, target, memory, d_model):
         got, want = tuple(memory.shape), (*source.shape, d_model)
         raise ValueError(f"memory has shape {got}, not {want}: give encode(source) for this very source")
 
+
+def _check_no_padding(real):
+    """Raise a ValueError if a step with a cache feeds padding: later steps would take it for a word."""
+    if not real.all():
+        raise ValueError("target holds padding, which a cache cannot hide from later steps: let rows that have ended "
+                         "leave the batch (DecoderCache.select)")
+
 # %% ../notebooks/08_transformer.ipynb #d4a3ec0f
 def _initialise(stack):
     """Xavier-uniform matrices and zero biases for every linear map of a stack (a choice: the paper prints none)."""
@@ -158,13 +165,19 @@ class Transformer(nn.Module):
         x = self.source_positions(self.embedding(source))  # (batch, n, d_model)
         return self.encoder(x, padding_mask(source, self.config.pad_id))  # mask (batch, 1, 1, n)
 
-    def decode(self, target, memory, source):
-        """Target ids (batch, m), memory (batch, n, d_model) of source ids (batch, n) -> hidden (batch, m, d_model)."""
+    def decode(self, target, memory, source, cache=None):
+        """Target ids (batch, m), memory (batch, n, d_model) of source ids (batch, n) -> hidden (batch, m, d_model).
+
+        With a `DecoderCache`, `target` holds only the tokens after those that the cache has seen, and no padding.
+        """
         _check_pair(source, target, memory, self.config.d_model)
-        real = padding_mask(target, self.config.pad_id)  # (batch, 1, 1, m)
-        mask = causal_mask(target.size(1), target.device) & real  # (batch, 1, m, m)
-        x = self.target_positions(self.embedding(target))  # (batch, m, d_model)
-        return self.decoder(x, memory, mask, padding_mask(source, self.config.pad_id))
+        start, real = 0, padding_mask(target, self.config.pad_id)  # real (batch, 1, 1, m)
+        if cache is not None:
+            _check_no_padding(real)
+            start, real = cache.length, True
+        mask = causal_mask(start + target.size(1), target.device)[start:] & real  # (batch, 1, m, m) or (m, start + m)
+        x = self.target_positions(self.embedding(target), start)  # (batch, m, d_model)
+        return self.decoder(x, memory, mask, padding_mask(source, self.config.pad_id), cache=cache)
 
     def forward(self, source, target):
         """Source ids (batch, n), target ids (batch, m) -> logits (batch, m, vocab_size) of each next token."""

@@ -1,7 +1,8 @@
-"""Greedy decoding against a loop over single sentences; translation of texts line by line."""
+"""Greedy decoding and beam search against plain loops and brute force; translation of texts line by line."""
 
 import copy
 import io
+import itertools
 import sys
 from functools import cache
 from types import SimpleNamespace
@@ -16,7 +17,15 @@ from annotated import decoding
 from annotated.batches import pad
 from annotated.checkpoints import save_checkpoint
 from annotated.corpora import load_corpus
-from annotated.decoding import greedy_decode, main, read_input, translate
+from annotated.decoding import (
+    beam_search,
+    check_beam,
+    greedy_decode,
+    length_penalty,
+    main,
+    read_input,
+    translate,
+)
 from annotated.tokens import BEGIN, END, PAD, UNKNOWN, SubwordTokenizer, WordTokenizer
 from annotated.training import TrainingConfig, book_model, train
 from annotated.transformer import Transformer, TransformerConfig
@@ -79,7 +88,7 @@ sentences_of_ids = st.lists(one_sentence, min_size=1, max_size=5)
 
 @settings(deadline=None, max_examples=30)
 @given(sentences_of_ids, st.integers(0, 2), st.integers(0, 9))
-def test_greedy_in_a_batch_is_the_naive_loop_alone(sources, seed, extra):
+def test_c26_greedy_with_a_cache_in_a_batch_is_the_naive_loop_alone(sources, seed, extra):
     model = half_trained(seed)
     assert greedy_decode(model, pad(sources), extra) == [naive(model, ids, extra) for ids in sources]
 
@@ -117,8 +126,22 @@ def test_decoding_encodes_once_and_stops_when_all_have_ended():
     assert counts == {"encoder": 1, "decoder": needed}
 
 
+@pytest.mark.parametrize("decode", [greedy_decode, beam_search])
+def test_each_step_computes_the_newest_token_only_for_the_sentences_that_go_on(decode):
+    model, fed, projected = copy.deepcopy(half_trained(1)), [], []
+    model.decoder.register_forward_pre_hook(lambda _, given: fed.append(tuple(given[0].shape[:2])))
+    model.decoder.layers[0].cross_attention.W_K.register_forward_hook(lambda _, __, out: projected.append(len(out)))
+    sources = [[4, 5, END], [6, 7, 8, END], [11, 9, 9, 9, 9, END]]
+    decode(model, pad(sources), extra=9)
+    assert all(length == 1 for _, length in fed) and fed[0] == (3, 1) and fed[-1][0] < max(rows for rows, _ in fed)
+    assert projected == [3], "the memory is projected once, and once per sentence"
+
+
 @pytest.mark.parametrize("token", [PAD, BEGIN])
 def test_padding_and_begin_never_follow(token):
+    model = always(tiny(), token)
+    found = beam_search(model, pad([[4, END], [5, 6, END]]), extra=2, n_best=4)
+    assert all(len(pairs) == 4 and token not in ids for pairs in found for ids, _ in pairs)
     model = always(tiny(), token)  # gives them the largest logit
     assert all(token not in ids and ids for ids in greedy_decode(model, pad([[4, END], [5, 6, END]]), extra=2))
 
@@ -170,6 +193,186 @@ def test_bad_input_is_refused(source, extra, message):
         greedy_decode(tiny(), source, extra)
 
 
+# Beam search
+
+def small(seed, vocab_size=6, **changes):
+    """A random model with clear preferences among its tokens, small enough to try every sentence."""
+    sizes = {"N": 1, "d_model": 8, "d_ff": 16, "h": 2, **changes}
+    model = tiny(vocab_size, seed, **sizes)
+    with torch.no_grad():
+        for parameter in model.decoder.parameters():
+            parameter.copy_(0.8 * torch.randn_like(parameter))
+    return model
+
+
+def log_probability(model, source, ids, limit):
+    """log P and length of a finished hypothesis by one teacher-forced pass; at the limit there is no end token."""
+    tokens = [*ids, END][:limit]
+    with torch.no_grad():
+        log_p = model(torch.tensor([source]), torch.tensor([[BEGIN, *tokens[:-1]]]))[0].log_softmax(dim=-1)
+    return sum(log_p[i, token].item() for i, token in enumerate(tokens)), len(tokens)
+
+
+def plain_beam(model, source, beam, alpha, extra=50, drop_finished=False):
+    """All that stands in the beam at the end, best first, as (ids, score): lists, no cache, no batch, no early stop.
+
+    With drop_finished, as it should not be: what has ended leaves the beam, and only the last to end are found.
+    """
+    limit, hypotheses = len(source) + extra, [([], 0.0, 0.0, False)]
+    while not all(ended for *_, ended in hypotheses):
+        candidates = [] if drop_finished else [hypothesis for hypothesis in hypotheses if hypothesis[3]]
+        live = [ids for ids, _, _, ended in hypotheses if not ended]
+        prefixes = torch.tensor([[BEGIN, *ids] for ids in live])
+        with torch.no_grad():
+            logits = model(torch.tensor([source]).expand(len(live), -1), prefixes)[:, -1].log_softmax(dim=-1).tolist()
+        for ids, log_p, row in zip(live, (h[1] for h in hypotheses if not h[3]), logits, strict=True):
+            for k in range(END, len(row)):
+                new, length = log_p + row[k], len(ids) + 1
+                next_ids = ids if k == END else [*ids, k]
+                candidates.append((next_ids, new, new / ((5 + length) / 6) ** alpha, k == END or length == limit))
+        hypotheses = sorted(candidates, key=lambda hypothesis: -hypothesis[2])[:beam]
+    return [(ids, score) for ids, _, score, _ in hypotheses]
+
+
+def assert_same(found, expected):
+    """The same hypotheses in the same order, the scores within 1e-9."""
+    assert [ids for ids, _ in found] == [ids for ids, _ in expected]
+    assert all(abs(ours - theirs) < 1e-9 for (_, ours), (_, theirs) in zip(found, expected, strict=True))
+
+
+seeds, alphas = st.integers(0, 10**6), st.sampled_from([0.0, 0.6, 1.0, 3.0])
+short = st.lists(st.integers(UNKNOWN, 5), max_size=3).map(lambda ids: [*ids, END])
+short_sources = st.lists(short, min_size=1, max_size=4)
+
+
+@settings(deadline=None, max_examples=25)
+@given(sentences_of_ids, st.integers(0, 2), alphas, st.integers(0, 9))
+def test_c26_a_beam_of_1_is_greedy(sources, seed, alpha, extra):
+    model = half_trained(seed)
+    found = beam_search(model, pad(sources), beam=1, alpha=alpha, extra=extra)
+    greedy = greedy_decode(model, pad(sources), extra)
+    assert [[ids for ids, _ in pairs] for pairs in found] == [[ids] for ids in greedy]
+
+
+@settings(deadline=None, max_examples=30)
+@given(seeds, short_sources, st.integers(1, 7), alphas, st.integers(0, 4), st.data())
+def test_c26_cached_in_a_batch_is_the_plain_search_alone(seed, sources, beam, alpha, extra, data):
+    model, n_best = small(seed), data.draw(st.integers(1, beam))
+    found = beam_search(model, pad(sources), beam, alpha, extra, n_best)
+    for source, pairs in zip(sources, found, strict=True):
+        assert_same(pairs, plain_beam(model, source, beam, alpha, extra)[:n_best])
+
+
+@pytest.mark.parametrize("beam", [2, 5])
+def test_c26_models_that_have_learned_something_agree_with_the_plain_search(beam):
+    sources = [[4, 5, END], [6, 7, 8, END], [11, 9, 9, 9, END], [UNKNOWN, END]]
+    for seed in range(3):
+        found = beam_search(half_trained(seed), pad(sources), beam, extra=6, n_best=beam)
+        for source, pairs in zip(sources, found, strict=True):
+            assert_same(pairs, plain_beam(half_trained(seed), source, beam, 0.6, extra=6))
+
+
+@settings(deadline=None, max_examples=15)
+@given(seeds, st.lists(st.integers(UNKNOWN, 5), max_size=2), alphas, st.integers(0, 2))
+def test_c26_an_exhaustive_beam_is_brute_force(seed, start, alpha, extra):
+    model, source = small(seed), [*start, END]
+    limit, every = len(source) + extra, []
+    for length in range(limit + 1):
+        for ids in itertools.product(range(UNKNOWN, 6), repeat=length):
+            log_p, generated = log_probability(model, source, ids, limit)
+            every.append((list(ids), log_p / ((5 + generated) / 6) ** alpha))
+    every.sort(key=lambda pair: -pair[1])
+    count = len(every)
+    assert count == sum(3**length for length in range(limit + 1))
+    assert_same(beam_search(model, pad([source]), count + 5, alpha, extra, n_best=count + 5)[0], every)
+    assert_same(beam_search(model, pad([source]), count, alpha, extra)[0], every[:1])
+
+
+@settings(deadline=None, max_examples=20)
+@given(seeds, short_sources, st.integers(1, 5), alphas)
+def test_c26_scores_are_the_model_s_own_log_probabilities(seed, sources, beam, alpha):
+    model = small(seed, positions="learned", max_length=6)
+    for source, pairs in zip(sources, beam_search(model, pad(sources), beam, alpha, extra=3, n_best=beam), strict=True):
+        for ids, score in pairs:
+            log_p, length = log_probability(model, source, ids, limit=min(len(source) + 3, 6))
+            assert abs(score - log_p / length_penalty(length, alpha)) < 1e-9
+        assert [score for _, score in pairs] == sorted((score for _, score in pairs), reverse=True)
+        assert len({tuple(ids) for ids, _ in pairs}) == len(pairs) >= 1
+
+
+def test_length_penalty_is_the_formula_with_the_end_token_counted():
+    assert length_penalty(1, 0.6) == 1 and length_penalty(7, 1.0) == 2 and length_penalty(7, 0.0) == 1
+    assert abs(length_penalty(13, 0.6) - 3**0.6) < 1e-12
+    model = always(tiny(), token=END)
+    (ids, score), = beam_search(model, pad([[4, 5, END]]), beam=1)[0]
+    assert ids == [] and abs(score - log_probability(model, [4, 5, END], [], 9)[0]) < 1e-9
+
+
+def test_c26_finished_hypotheses_keep_their_place():
+    """In many a random model the best hypothesis ends before the others; a beam that drops it finds a worse one."""
+    lost = 0
+    for seed in range(30):
+        model, source = small(seed), [5, 4, END]
+        found = beam_search(model, pad([source]), beam=3, extra=3)[0]
+        assert_same(found, plain_beam(model, source, 3, 0.6, extra=3)[:1])
+        lost += plain_beam(model, source, 3, 0.6, extra=3, drop_finished=True)[0][1] < found[0][1] - 1e-9
+    assert lost >= 5, "no case in which it matters"
+
+
+def test_c26_a_wider_beam_may_lose_and_mostly_does_not():
+    sources = [[a, b, END] for a in range(UNKNOWN, 8) for b in range(UNKNOWN, 8)]
+    losses, gains, total = 0, 0, 0.0
+    for seed in (15, 16, 17, 18):  # 15 has a loss, as some one model in fifty does
+        model = small(seed, vocab_size=8)
+        scores = [[pairs[0][1] for pairs in beam_search(model, pad(sources), beam, extra=3)] for beam in (1, 2)]
+        losses += sum(two < one - 1e-9 for one, two in zip(*scores, strict=True))
+        gains += sum(two > one + 1e-9 for one, two in zip(*scores, strict=True))
+        total += sum(scores[1]) - sum(scores[0])
+    assert 0 < losses < gains and total > 0
+
+
+def test_early_stop_saves_steps_and_waits_where_something_may_still_win():
+    model, calls = always(tiny(), token=END), []
+    model.decoder.register_forward_hook(lambda *_: calls.append(1))
+    found = beam_search(model, pad([[4, END], [5, 6, END]]), beam=3)
+    assert [pairs[0][0] for pairs in found] == [[], []] and len(calls) < 5, "50 steps for nothing"
+    for seed in (6, 11):  # with a strong penalty a short one leads, and a long one overtakes it
+        model = small(seed, len(WORDS))
+        assert_same(beam_search(model, pad([[4, 5, END]]), 3, 2.0)[0], plain_beam(model, [4, 5, END], 3, 2.0)[:1])
+
+
+def test_beam_limits_are_those_of_each_sentence():
+    model = always(tiny(), token=7)  # never ends
+    sources = [[4, END], [4, 5, 6, 7, END], [END]]
+    assert [pairs[0][0] for pairs in beam_search(model, pad(sources), extra=3)] == [[7] * 5, [7] * 8, [7] * 4]
+    model = always(tiny(positions="learned", max_length=9), token=7)
+    assert [pairs[0][0] for pairs in beam_search(model, pad(sources))] == [[7] * 9] * 3
+
+
+def test_beam_search_has_no_dropout_and_restores_the_mode():
+    model, source = copy.deepcopy(half_trained(0)), pad([[4, 5, 6, 7, END], [8, END]])
+    expected = beam_search(model, source, extra=5)
+    model.train()
+    assert beam_search(model, source, extra=5) == expected and model.training
+
+
+@pytest.mark.parametrize("options, message", [
+    ({"beam": 0}, "beam=0 will not do: give 1"), ({"alpha": -0.1}, "alpha=-0.1 will not do"),
+    ({"alpha": float("nan")}, "alpha=nan will not do"),
+    ({"beam": 3, "n_best": 4}, "n_best=4 will not do.*at most beam=3"),
+    ({"n_best": 0}, "n_best=0 will not do"), ({"extra": -1}, "extra=-1"),
+])
+def test_bad_options_of_the_beam_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        beam_search(tiny(), pad([[4, END]]), **options)
+    if set(options) == {"beam"} or set(options) == {"alpha"}:
+        with pytest.raises(ValueError, match=message):
+            translate(tiny(len(WORDS)), WORDS, ["a cat ."], **options)
+    if "extra" not in options:
+        with pytest.raises(ValueError, match=message):
+            check_beam(**options)
+
+
 # Texts
 
 @pytest.fixture(scope="module")
@@ -192,6 +395,18 @@ def test_translation_alone_is_translation_in_company(model):
 def test_translation_is_greedy_decoding_between_the_tokenizers_ends(model):
     expected = WORDS.decode(naive(model, [*WORDS.encode(TEXTS[0], "en"), END], extra=50))
     assert translate(model, WORDS, [TEXTS[0]]) == [expected]
+
+
+def test_translation_with_a_beam_is_the_best_of_the_beam():
+    texts, seen = [text for text in TEXTS if text.strip()], set()
+    model = small(5, len(WORDS))
+    for beam, alpha in ((1, 0.6), (3, 0.0), (3, 2.0)):
+        best = [plain_beam(model, [*WORDS.encode(text, "en"), END], beam, alpha)[0][0] for text in texts]
+        expected = [WORDS.decode(ids) for ids in best]
+        for max_tokens in (1, 40, 4096):
+            assert translate(model, WORDS, texts, beam=beam, alpha=alpha, max_tokens=max_tokens) == expected
+        seen.add(tuple(expected))
+    assert len(seen) == 3, "neither beam nor alpha matters: a test that cannot fail"
 
 
 def test_blank_sentences_stay_blank_and_are_not_shown_to_the_model(model):
@@ -286,6 +501,17 @@ def test_command_line_gives_one_line_for_each_line(folder, tmp_path, monkeypatch
     assert capsysbinary.readouterr().out == b""
 
 
+def test_command_line_passes_beam_and_alpha_on(folder, model, monkeypatch, capsysbinary):
+    seen = []
+    monkeypatch.setattr(decoding, "beam_search", lambda *given: seen.append(given[2:]) or beam_search(*given))
+    for options in ([], ["--beam", "3"], ["--beam", "3", "--alpha", "2"]):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a cat .\n")))
+        main(["--model", folder, *options])
+        expected = translate(model, WORDS, ["a cat ."], beam=3 if options else 1, alpha=2.0 if "2" in options else 0.6)
+        assert capsysbinary.readouterr().out.decode() == f"{expected[0]}\n"
+    assert seen == [(3, 0.6), (3, 0.6), (3, 2.0), (3, 2.0)], "twice each: by main and by this test; greedy needs none"
+
+
 def test_output_file_appears_whole_or_not_at_all(folder, tmp_path, monkeypatch):
     (tmp_path / "in.txt").write_bytes(DATA)
     (tmp_path / "out.txt").write_text("older\n")
@@ -314,6 +540,8 @@ def test_command_line_refuses_with_one_line(folder, tmp_path, model, capsys):
     assert str(tmp_path / "none") in refused(["--model", tmp_path / "none", "--input", good], capsys)
     no_device = ["--model", folder, "--input", good, "--device", "abacus"]
     assert "device 'abacus' cannot be used" in refused(no_device, capsys)
+    assert "beam=0 will not do" in refused(["--model", folder, "--input", good, "--beam", "0"], capsys)
+    assert "alpha=-1.0 will not do" in refused(["--model", folder, "--input", good, "--alpha", "-1"], capsys)
     save_checkpoint(tmp_path / "bare", model)
     assert "bare holds no tokenizer" in refused(["--model", tmp_path / "bare", "--input", good], capsys)
 

@@ -1,5 +1,6 @@
 """Multi-head attention against nn.MultiheadAttention, a loop over heads, and the paper's claims."""
 
+import contextlib
 import copy
 import pickle
 
@@ -11,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from annotated.multi_head import MultiHeadAttention, head_widths, record_attention
+from annotated.multi_head import KeyValueCache, MultiHeadAttention, head_widths, record_attention
 
 EXACT = {"rtol": 0, "atol": 1e-9}
 
@@ -477,3 +478,71 @@ def test_bad_input_is_named_on_both_paths(shapes, mask, message, recording):
                 layer(*tensors, mask)
         else:
             layer(*tensors, mask)
+
+
+# Keys and values kept from step to step
+
+
+@pytest.mark.parametrize("recording", [False, True])
+@pytest.mark.parametrize("chunks", [[1, 1, 1, 1, 1, 1], [3, 1, 2], [6]])
+def test_c26_steps_with_a_cache_equal_one_pass(chunks, recording):
+    layer, (x, memory) = make(d_k=3, d_v=5).eval(), inputs((2, 6, 24), (2, 7, 24))
+    causal, padding = torch.ones(6, 6).tril() > 0, random_mask(2, 1, 1, 7)
+    own, cross = KeyValueCache(9), KeyValueCache()
+    outputs, cross_outputs, start = [], [], 0
+    with torch.no_grad():
+        expected, expected_cross = layer(x, x, x, causal), layer(x, memory, memory, padding)
+        for new in chunks:
+            part, mask = x[:, start : start + new], causal[start : start + new, : start + new]
+            with record_attention(layer) if recording else contextlib.nullcontext({}) as weights:
+                outputs.append(layer(part, part, part, mask, own))
+                start += new
+                assert not recording or weights[""].shape == (2, 4, new, start)
+                cross_outputs.append(layer(part, memory, memory, padding, cross))
+            assert own.length == start
+    torch.testing.assert_close(torch.cat(outputs, dim=1), expected, **EXACT)
+    torch.testing.assert_close(torch.cat(cross_outputs, dim=1), expected_cross, **EXACT)
+
+
+def test_a_cache_projects_every_position_once_in_memory_set_aside_beforehand():
+    layer, (x, memory), projected, places = make(), inputs((2, 5, 24), (2, 7, 24)), [], set()
+    own, cross = KeyValueCache(5), KeyValueCache()
+    for W in (layer.W_K, layer.W_V):
+        W.register_forward_hook(lambda _, __, out: projected.append(out.size(1)))
+    with torch.no_grad():
+        for t in range(5):
+            layer(x[:, [t]], x[:, [t]], x[:, [t]], cache=own)
+            places.add((own.K.data_ptr(), own.V.data_ptr()))
+            assert own.K.shape == own.V.shape == (2, 4, 5, 6)
+        assert projected == [1] * 10 and len(places) == 1, "moved"
+        for t in range(5):
+            layer(x[:, [t]], memory, memory, cache=cross)
+        assert projected == [1] * 10 + [7, 7] and cross.complete and not own.complete
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=6), min_size=1, max_size=3))
+def test_selected_rows_go_on_as_if_they_had_been_there_all_along(selections):
+    layer, x = make(8, 2), inputs((4, len(selections) + 2, 8))[0].detach()
+    own = KeyValueCache(len(selections) + 2)
+    causal = torch.ones(2, 2).tril() > 0
+    with torch.no_grad():
+        layer(x[:, :2], x[:, :2], x[:, :2], causal, own)
+        for t, numbers in enumerate(selections, 2):
+            rows = torch.tensor([number % len(x) for number in numbers])  # fewer, more, repeated, in any order
+            own.select(rows)
+            x = x[rows]
+            stepwise = layer(x[:, [t]], x[:, [t]], x[:, [t]], cache=own)
+            seen = x[:, : t + 1]
+            torch.testing.assert_close(stepwise, layer(x[:, [t]], seen, seen), **EXACT)
+
+
+def test_a_cache_refuses_what_does_not_fit():
+    layer, x, own = make(), inputs((2, 3, 24))[0].detach(), KeyValueCache(4)
+    with torch.no_grad():
+        layer(x, x, x, cache=own)
+        with pytest.raises(ValueError, match="room for 4 positions, not 6: give a larger capacity"):
+            layer(x, x, x, cache=own)
+        with pytest.raises(ValueError, match="1 new rows for a cache of 2: call select"):
+            layer(x[:1, :1], x[:1, :1], x[:1, :1], cache=own)
+    assert own.length == 3, "a refused step left its mark"

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from annotated.masking import causal_mask, padding_mask
-from annotated.stacks import Decoder, DecoderLayer, Encoder, EncoderLayer, ResidualConnection
+from annotated.stacks import Decoder, DecoderCache, DecoderLayer, Encoder, EncoderLayer, ResidualConnection
 
 D, H, D_FF = 16, 4, 24
 SOURCE = torch.tensor([[5, 6, 7, 8, 9, 4], [5, 6, 7, 0, 0, 0], [9, 8, 7, 6, 0, 0]])  # pad 0
@@ -316,3 +316,44 @@ def test_wrong_widths_are_named():
         Encoder(2, D, H, D_FF)(torch.randn(2, 5, 12))
     with pytest.raises(ValueError, match=r"key has shape \(2, 6, 12\).*d_model=16"):
         Decoder(2, D, H, D_FF)(torch.randn(2, 5, D), torch.randn(2, 6, 12))
+
+
+# --- step by step ------------------------------------------------------------------------------------------------
+
+
+@both_orders
+def test_c26_a_decoder_with_a_cache_equals_one_pass(norm_first):
+    decoder = random_weights(Decoder(3, D, H, D_FF, norm_first=norm_first))
+    generator = torch.Generator().manual_seed(1)
+    x, memory = (torch.randn(3, m, D, generator=generator, dtype=torch.float64) for m in (5, 6))
+    memory_mask, cache, steps = padding_mask(SOURCE), DecoderCache(3, capacity=5), []
+    with torch.no_grad():
+        at_once = decoder(x, memory, causal_mask(5), memory_mask)
+        for t in range(5):
+            assert cache.length == t
+            steps.append(decoder(x[:, [t]], memory, None, memory_mask, cache=cache))
+    assert (torch.cat(steps, dim=1) - at_once).abs().max() <= 1e-12
+
+
+@pytest.mark.parametrize("same_memory", [False, True])
+def test_selecting_rows_of_a_decoder_cache(same_memory):
+    """Row 2 takes the place of row 0; with `same_memory` they read the same memory, and that of row 0 stays."""
+    decoder, cache = random_weights(Decoder(2, D, H, D_FF)), DecoderCache(2, capacity=2)
+    generator = torch.Generator().manual_seed(1)
+    x, memory = (torch.randn(3, m, D, generator=generator, dtype=torch.float64) for m in (2, 6))
+    rows = torch.tensor([2, 1, 2])
+    with torch.no_grad():
+        if same_memory:
+            memory[2] = memory[0]
+        decoder(x[:, [0]], memory, cache=cache)
+        pointers = [cross.K.data_ptr() for _, cross in cache.layers]
+        cache.select(rows, same_memory)
+        step = decoder(x[rows][:, [1]], memory[rows], cache=cache)
+        expected = decoder(x[rows], memory[rows], causal_mask(2))[:, [1]]
+    assert (step - expected).abs().max() <= 1e-12
+    assert [cross.K.data_ptr() for _, cross in cache.layers] == pointers
+
+
+def test_a_cache_for_another_number_of_layers_is_refused():
+    with pytest.raises(ValueError, match="zip"), torch.no_grad():
+        Decoder(2, D, H, D_FF)(torch.randn(1, 1, D), torch.randn(1, 3, D), cache=DecoderCache(3, capacity=2))

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from annotated.positional import sinusoidal_encoding
+from annotated.stacks import DecoderCache
 from annotated.transformer import Transformer, TransformerConfig
 
 SOURCE = torch.tensor([[5, 6, 7, 8, 9, 4], [5, 6, 7, 0, 0, 0], [9, 8, 7, 6, 0, 0]])  # pad 0
@@ -196,6 +197,26 @@ def test_one_pass_equals_word_by_word(norm_first):
         steps = [model.decode(TARGET[:, : i + 1], memory, SOURCE)[:, -1] for i in range(TARGET.size(1))]
         assert (at_once - torch.stack(steps, 1))[TARGET != 0].abs().max() <= 1e-12
         assert torch.equal(model(SOURCE, TARGET), at_once @ model.embedding.weight.T)
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
+@pytest.mark.parametrize("chunks", [[1] * 5, [2, 1, 2]])
+def test_c26_new_tokens_with_a_cache_equal_the_whole_prefix(positions, chunks):
+    model = random_weights(Transformer(small(positions=positions, max_length=6)))
+    target = torch.tensor([[1, 5, 6, 7, 8], [1, 9, 9, 5, 4], [1, 4, 4, 4, 4]])  # no padding
+    cache, steps = DecoderCache(2, capacity=5), []
+    with torch.no_grad():
+        memory = model.encode(SOURCE)
+        at_once = model.decode(target, memory, SOURCE)
+        for new in target.split(chunks, dim=1):
+            steps.append(model.decode(new, memory, SOURCE, cache))
+    assert cache.length == 5 and (torch.cat(steps, dim=1) - at_once).abs().max() <= 1e-12
+
+
+def test_padding_is_refused_where_a_cache_could_not_hide_it():
+    model = Transformer(small())
+    with pytest.raises(ValueError, match="target holds padding, which a cache cannot hide"), torch.no_grad():
+        model.decode(TARGET, model.encode(SOURCE), SOURCE, DecoderCache(2, capacity=5))
 
 
 @both_orders

@@ -40,6 +40,13 @@ MUTATIONS = [
     ("validation with dropout on", "training", "with evaluating(model):\n        for", "with torch.no_grad():\n        for", "training"),
     ("every sentence gets the limit of the longest in its batch", "decoding", "(source != PAD).sum(dim=1) + extra",
      "torch.full((len(source),), source.size(1) + extra)", "decoding"),
+    ("a cached step stands one position too early", "transformer", "self.embedding(target), start)",
+     "self.embedding(target), max(0, start - 1))", "transformer decoding"),
+    ("the cache does not follow the beam", "decoding", "cache.select(chosen, same_memory)",
+     "cache.select(chosen.sort().values, same_memory)", "decoding"),
+    ("the length penalty is left out", "decoding", "return ((5 + length) / 6) ** alpha", "return 1.0 + 0 * length", "decoding"),
+    ("finished hypotheses leave the beam", "decoding", "new_log_p[..., END].masked_fill_(finished, 0.0)", "pass", "decoding"),
+    ("a beam stops with its first finished hypothesis", "decoding", " & (score[:, n_best - 1] > reachable)", "", "decoding"),
     ("queries and keys exchanged in the recorded weights", "multi_head", "weights.detach()", "weights.detach().transpose(-1, -2)",
      "multi_head"),
 ]
