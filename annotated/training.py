@@ -277,8 +277,8 @@ class Run:
 
     def apply(self, loss, indices):
         """Update the weights, unless the gradient is not finite; ValueError after too many of those in a row."""
-        gradients = [weight.grad for weight in self.model.parameters() if weight.grad is not None]
-        if torch.nn.utils.get_total_norm(gradients, math.inf).isfinite():  # the same answer on all processes
+        sums = [weight.grad.sum() for weight in self.model.parameters() if weight.grad is not None]
+        if torch.stack(sums).sum().isfinite():  # only if all gradients are; the same answer on all processes
             self.optimizer.step()
             self.schedule.step()
             self.progress["losses"].append(loss)
