@@ -1,8 +1,11 @@
 """The training loop against independent loops; the book's model and the command line on tiny corpora."""
 
 import copy
+import errno
 import json
 import math
+import os
+import signal
 from collections import Counter
 from dataclasses import fields, replace
 from itertools import islice
@@ -11,13 +14,16 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from annotated import training
-from annotated.checkpoints import load_checkpoint
+from annotated import checkpoints, training
+from annotated.checkpoints import MANIFEST, load_checkpoint, run_checkpoints
 from annotated.corpora import Corpus
+from annotated.regularization import LabelSmoothingLoss
 from annotated.schedule import noam_rate
 from annotated.tokens import BEGIN, END, PAD, WordTokenizer
 from annotated.training import (
+    INTERRUPTED,
     TrainingConfig,
+    backward_share,
     batch_stream,
     book_model,
     build_parser,
@@ -26,6 +32,8 @@ from annotated.training import (
     evaluating,
     fingerprint,
     main,
+    rehearse,
+    share,
     train,
     train_on,
     validation_loss,
@@ -84,6 +92,7 @@ def test_defaults_are_the_papers_base_run():
     ({"max_tokens": -1}, "max_tokens=-1"), ({"validate_every": True}, "validate_every=True"),
     ({"seed": -1}, "seed=-1.*at least 0"), ({"factor": 0.0}, r"factor=0\.0.*above 0"),
     ({"factor": math.nan}, "factor=nan"), ({"factor": math.inf}, "factor=inf"),
+    ({"accumulate": 0}, "accumulate=0"), ({"save_every": 0}, "save_every=0"), ({"keep_last": 0}, "keep_last=0"),
     ({"label_smoothing": 1.0}, r"label_smoothing=1\.0"), ({"precision": "fp16"}, "precision='fp16'.*'fp32' or 'bf16'"),
 ])
 def test_bad_configuration_is_refused(change, message):
@@ -242,7 +251,7 @@ def test_training_dropout_is_on_and_ends_in_eval_mode():
     hook = dropout.register_forward_hook(lambda module, *_: modes.append(module.training))
     train(model, PAIRS, PAIRS[:1], replace(QUICK, validate_every=6), show_progress=False)
     hook.remove()
-    assert modes == [True] * 6 + [False], "six updates with dropout, one validation without"
+    assert modes == [True] * 7 + [False], "the rehearsal and six updates with dropout, one validation without"
     assert not any(module.training for module in model.modules())
 
 
@@ -252,7 +261,7 @@ def test_bf16_rounds_the_products_but_not_the_weights():
     hook = rounded.encoder.layers[0].feed_forward.W_1.register_forward_hook(lambda _, __, out: dtypes.append(out.dtype))
     train(rounded, PAIRS, PAIRS[:1], replace(QUICK, steps=3, validate_every=9, precision="bf16"), show_progress=False)
     hook.remove()
-    assert dtypes == [torch.bfloat16] * 3 + [torch.float32], "validation is in fp32"
+    assert dtypes == [torch.bfloat16] * 4 + [torch.float32], "the rehearsal and three updates; validation is in fp32"
     assert all(weight.dtype == torch.float32 for weight in rounded.parameters())
     assert 0 < (state(exact) - state(rounded)).abs().max() < 0.5
 
@@ -278,6 +287,238 @@ def test_pairs_that_cannot_be_used_are_refused_before_the_first_step(split):
 def test_a_run_that_diverges_says_so():
     with pytest.raises(ValueError, match="validation loss is .* at step .*smaller factor"):
         train(tiny(), PAIRS, PAIRS, replace(QUICK, factor=1e30), show_progress=False)
+
+
+# Ranks and micro-batches
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 5, 8])
+def test_shares_deal_out_a_batch(parts):
+    batch = training.Batch.collate(PAIRS)
+    dealt = [share(batch, part, parts) for part in range(parts)]
+    assert sum((content(one) for one in dealt if one.tokens), []) != [] and all(len(one.source) for one in dealt)
+    assert Counter(pair for one in dealt if one.tokens for pair in content(one)) == Counter(content(batch))
+    assert sum(one.tokens for one in dealt) == batch.tokens
+    sizes = [len(one.source) for one in dealt if one.tokens]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize("world, accumulate", [(1, 2), (1, 7), (2, 1), (3, 2)])
+def test_gradient_does_not_depend_on_ranks_and_micro_batches(world, accumulate):
+    batch, criterion, model = training.Batch.collate(PAIRS), LabelSmoothingLoss(0.1, reduction="sum"), tiny().double()
+    other, loss = copy.deepcopy(model), 0.0
+    LabelSmoothingLoss(0.1)(other(batch.source, batch.target_in), batch.target_out).backward()
+    for rank in range(world):
+        config = replace(QUICK, accumulate=accumulate)
+        loss += backward_share(model, batch, criterion, config, rank, world).item()
+    for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
+        assert (mine.grad / world - theirs.grad).abs().max() < 1e-9
+    whole = LabelSmoothingLoss(0.1)(other(batch.source, batch.target_in), batch.target_out).item()
+    assert loss == pytest.approx(whole, abs=1e-9)
+
+
+def test_accumulation_changes_neither_updates_nor_rates():
+    one, three, log = tiny().double(), tiny().double(), []
+    for model, accumulate in ((one, 1), (three, 3)):
+        log.append(train(model, PAIRS, PAIRS, replace(QUICK, accumulate=accumulate), show_progress=False))
+    assert (state(one) - state(three)).abs().max() < 1e-9
+    assert [row["rate"] for row in log[0]] == [row["rate"] for row in log[1]]
+    assert [row["train_loss"] for row in log[0]] == pytest.approx([row["train_loss"] for row in log[1]], abs=1e-9)
+
+
+# Faults
+
+class Poisoned(Transformer):
+    """A model whose logits are NaN for a batch that holds the source token 9, from its `healthy` + first call on."""
+
+    healthy = 1  # the rehearsal
+
+    def forward(self, source, target):
+        self.healthy -= self.training
+        return super().forward(source, target) * (math.nan if self.healthy < 0 and (source == 9).any() else 1)
+
+
+def poisoned():
+    torch.manual_seed(0)
+    return Poisoned(tiny().config)
+
+
+def test_gradients_that_are_not_finite_are_skipped_and_logged(monkeypatch):
+    monkeypatch.setattr(training, "validation_loss", lambda *_, **__: 1.0)
+    model, taken = poisoned(), []
+    rates = training.NoamSchedule.step
+    monkeypatch.setattr(training.NoamSchedule, "step", lambda self: (taken.append(1), rates(self))[1])
+    log = train(model, PAIRS, PAIRS, replace(QUICK, max_tokens=6), show_progress=False)  # one pair a batch
+    skipped = [entry for row in log for entry in row.get("skipped", [])]
+    assert skipped and all(9 in PAIRS[i][0] for entry in skipped for i in entry["pairs"])
+    stream = islice(batch_stream(PAIRS, 6, QUICK.seed), 6)
+    assert [entry["step"] for entry in skipped] == [k for k, batch in enumerate(stream, 1) if (batch.source == 9).any()]
+    assert state(model).isfinite().all() and all(math.isfinite(row["train_loss"]) for row in log)
+    assert len(taken) == 1 + 6 - len(skipped), "the schedule moves with the updates (and once as it is made)"
+
+
+def test_too_many_such_steps_in_a_row_end_the_run():
+    always = [([9, 4], [5, 6])] * 3
+    message = r"gradients of 4 steps in a row are not finite, the last at step 4 with training pairs \["
+    with pytest.raises(ValueError, match=message):
+        train(poisoned(), always, PAIRS, replace(QUICK, max_skipped=4, validate_every=6), show_progress=False)
+
+
+def test_largest_batch_runs_first_and_leaves_no_trace():
+    model, sizes = tiny(dropout=0.3), []
+    hook = model.register_forward_pre_hook(lambda _, given: sizes.append(given[0].shape))
+    train(model, PAIRS, PAIRS, replace(QUICK, steps=20), show_progress=False)
+    hook.remove()
+    assert sizes[0].numel() * sizes[0][1] == max(shape.numel() * shape[1] for shape in sizes)
+    torch.manual_seed(3)
+    rehearse(model.train(), PAIRS, LabelSmoothingLoss(reduction="sum"), QUICK)
+    drawn = torch.rand(4)
+    torch.manual_seed(3)
+    assert torch.equal(torch.rand(4), drawn) and all(weight.grad is None for weight in model.parameters())
+
+
+def test_too_little_memory_is_named_before_the_first_update(monkeypatch):
+    model = tiny()
+
+    def full(*_):
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(model, "forward", full)
+    with pytest.raises(MemoryError, match="largest batch, .* pairs of up to 6 tokens, does not .*smaller max_tokens"):
+        train(model, PAIRS, PAIRS, QUICK, show_progress=False)
+    monkeypatch.setattr(model, "forward", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        train(model, PAIRS, PAIRS, QUICK, show_progress=False)
+
+
+def test_writer_gets_every_row():
+    class Writer(list):
+        def add_scalar(self, name, value, step):
+            self.append((name, value, step))
+
+    writer = Writer()
+    log = train(tiny(), PAIRS, PAIRS, QUICK, show_progress=False, writer=writer)
+    assert [entry for entry in writer if entry[0] == "valid_loss"] == [
+        ("valid_loss", row["valid_loss"], row["step"]) for row in log]
+    assert all(value > 0 for name, value, _ in writer if name == "tokens_per_second")
+
+
+def test_compile_is_asked_for_only_on_request(monkeypatch):
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda model, **_: compiled.append(model) or model)
+    train(tiny(), PAIRS, PAIRS, QUICK, show_progress=False)
+    assert compiled == []
+    model = tiny()
+    train(model, PAIRS, PAIRS, replace(QUICK, compile=True), show_progress=False)
+    assert compiled == [model]
+
+
+# Long runs
+
+LONG = replace(QUICK, steps=12, save_every=3, keep_last=2, accumulate=2)
+
+
+def digests(folder):
+    """What identifies the last checkpoint of a run: weights, optimiser, random numbers, log."""
+    return json.loads((run_checkpoints(folder)[-1] / MANIFEST).read_text())["files"]
+
+
+def run(folder, seed=0, config=LONG, pairs=PAIRS, hook=None, **changes):
+    """Train a small model with dropout in a run folder; the model that goes on starts with other weights."""
+    model = tiny(seed, dropout=0.3, **changes)
+    if hook is not None:
+        model.register_forward_pre_hook(hook)
+    return train(model, pairs, PAIRS[:2], config, show_progress=False, run_folder=folder), model
+
+
+def interrupt(after):
+    """A hook that sends SIGTERM to this process at its forward pass number `after`."""
+    calls = []
+    return lambda *_: (calls.append(1), len(calls) == after and os.kill(os.getpid(), signal.SIGTERM))[0]
+
+
+@pytest.fixture
+def undisturbed(tmp_path):
+    log, model = run(tmp_path / "undisturbed")
+    return digests(tmp_path / "undisturbed"), log, state(model)
+
+
+def test_sigterm_saves_and_the_run_goes_on_bit_for_bit(undisturbed, tmp_path):
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as stopped:
+        run(tmp_path / "run", hook=interrupt(after=1 + 2 * 4))  # the rehearsal, then two micro-batches a step
+    assert stopped.value.code == INTERRUPTED == 75 and signal.getsignal(signal.SIGTERM) is before
+    assert [path.name[-2:] for path in run_checkpoints(tmp_path / "run")] == ["03", "04"], "not saved at the next step"
+    log, model = run(tmp_path / "run", seed=5)
+    assert digests(tmp_path / "run") == undisturbed[0] and log == undisturbed[1]
+    assert torch.equal(state(model), undisturbed[2])
+    assert run(tmp_path / "run", seed=6)[0] == log, "a finished run is not trained on"
+
+
+def test_run_folder_changes_nothing_and_keeps_the_last(undisturbed, tmp_path):
+    model = tiny(dropout=0.3)
+    log = train(model, PAIRS, PAIRS[:2], LONG, show_progress=False)
+    assert log == undisturbed[1] and torch.equal(state(model), undisturbed[2])
+    assert [path.name for path in run_checkpoints(tmp_path / "undisturbed")] == ["step-00000009", "step-00000012"]
+    assert torch.equal(state(load_checkpoint(tmp_path / "undisturbed" / "step-00000012").model), undisturbed[2])
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "progress.json", "manifest.json"])
+@pytest.mark.parametrize("damage", ["cut", "flipped", "missing"])
+def test_damaged_checkpoint_is_named_and_the_one_before_it_is_used(undisturbed, tmp_path, capsys, name, damage):
+    run(tmp_path / "run", config=replace(LONG, steps=6))
+    file = run_checkpoints(tmp_path / "run")[-1] / name
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 4
+    file.unlink() if damage == "missing" else file.write_bytes(data if damage == "flipped" else data[:-7])
+    log, model = run(tmp_path / "run", seed=5)
+    told = capsys.readouterr().err
+    assert "step-00000006" in told and (name in told or name == "manifest.json") and "damaged-step-00000006" in told
+    assert digests(tmp_path / "run") == undisturbed[0] and log == undisturbed[1]
+    assert len(list((tmp_path / "run").glob("damaged-*"))) == 1, "put aside, not deleted"
+
+
+def test_run_without_a_whole_checkpoint_is_refused(tmp_path):
+    run(tmp_path / "run", config=replace(LONG, steps=6))
+    for folder in run_checkpoints(tmp_path / "run"):
+        (folder / "progress.json").unlink()
+    with pytest.raises(ValueError, match="none of its 2 checkpoints is whole"):
+        run(tmp_path / "run")
+
+
+def test_another_vocabulary_configuration_or_corpus_is_refused_by_name(tmp_path):
+    words = WordTokenizer.fit(TEXTS)
+    train(Transformer(TransformerConfig(len(words), N=1, d_model=16, d_ff=32, h=2)), PAIRS[:2], PAIRS[:1], LONG, False,
+          tmp_path / "words", words)
+    others = WordTokenizer.fit([("a", "b"), *TEXTS])
+    with pytest.raises(ValueError, match="step-00000012 was made with another vocabulary"):
+        train(Transformer(TransformerConfig(len(others), N=1, d_model=16, d_ff=32, h=2)), PAIRS[:2], PAIRS[:1], LONG,
+              False, tmp_path / "words", others)
+    run(tmp_path / "run")
+    longer = replace(LONG, steps=14, save_every=5)
+    with pytest.raises(ValueError, match="another model .d_ff was 32 and is now 64"):
+        run(tmp_path / "run", config=longer, d_ff=64)
+    with pytest.raises(ValueError, match="another training configuration .warmup was 3 and is now 4"):
+        run(tmp_path / "run", config=replace(longer, warmup=4))
+    with pytest.raises(ValueError, match="another corpus"):
+        run(tmp_path / "run", config=longer, pairs=PAIRS[:4])
+    assert [row["step"] for row in run(tmp_path / "run", config=longer)[0]] == [2, 4, 6, 8, 10, 12, 14]
+
+
+def test_full_disk_leaves_the_checkpoint_before_intact(undisturbed, tmp_path, monkeypatch):
+    real, writes = checkpoints.save_file, []
+
+    def full(tensors, path):
+        writes.append(path)
+        if len(writes) == 4:  # the optimiser of the second checkpoint
+            path.write_bytes(b"half of it")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(tensors, path)
+
+    monkeypatch.setattr(checkpoints, "save_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        run(tmp_path / "run")
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["step-00000003"]
+    assert run(tmp_path / "run", seed=5)[0] == undisturbed[1] and digests(tmp_path / "run") == undisturbed[0]
 
 
 # From a corpus to the book's model
@@ -437,6 +678,20 @@ def test_command_line_refuses_with_one_line(tmp_path, capsys):
     assert "train.de is missing" in refused([own, *new], capsys)
     assert "train has 1 pair(s)" in refused([write_corpus(tmp_path / "one", TEXTS[:1]), *new], capsys)
     assert not (tmp_path / "model").exists()
+
+
+def test_command_line_goes_on_and_averages(tmp_path, capsys):
+    own, new, steps = write_corpus(tmp_path / "own"), ["--out", tmp_path / "model", *SMALL], ["--save_every", "1"]
+    assert "give --checkpoints FOLDER" in refused([own, *new, "--resume"], capsys)
+    main([str(own), "--out", str(tmp_path / "first"), *SMALL, *steps, "--checkpoints", str(tmp_path / "run")])
+    assert "holds checkpoints already: give --resume" in refused([own, *new, "--checkpoints", tmp_path / "run"], capsys)
+    goes_on = [own, *new, *steps, "--checkpoints", tmp_path / "run", "--resume", "--steps", "6", "--average", "3"]
+    main([str(argument) for argument in goes_on])
+    saved, last = load_checkpoint(tmp_path / "model"), run_checkpoints(tmp_path / "run")[-3:]
+    assert saved.info["averaged"] == ["step-00000004", "step-00000005", "step-00000006"]
+    mean = sum(state(load_checkpoint(folder).model).double() for folder in last) / 3
+    assert (state(saved.model).double() - mean).abs().max() < 1e-6
+    assert saved.tokenizer.as_dict() == load_checkpoint(last[0]).tokenizer.as_dict()
 
 
 def test_device_that_is_there_is_accepted():

@@ -49,6 +49,14 @@ MUTATIONS = [
     ("a beam stops with its first finished hypothesis", "decoding", " & (score[:, n_best - 1] > reachable)", "", "decoding"),
     ("queries and keys exchanged in the recorded weights", "multi_head", "weights.detach()", "weights.detach().transpose(-1, -2)",
      "multi_head"),
+    ("the loss is divided by the tokens of each share", "training", "loss = loss / tokens", "loss = loss / max(1, part.tokens)",
+     "training"),
+    ("the schedule moves once a micro-batch", "training", "            self.schedule.step()",
+     "            [self.schedule.step() for _ in range(self.config.accumulate)]", "training"),
+    ("a run goes on with other random numbers", "training", 'set_random_state(progress["random"][self.rank], self.device)', "pass",
+     "training"),
+    ("a run goes on at the beginning of the data", "training", 'config.seed), progress["step"], config.steps)',
+     'config.seed), 0, config.steps - progress["step"])', "training"),
 ]
 
 
