@@ -32,8 +32,17 @@ from tqdm import tqdm
 
 import annotated
 from .batches import Batch, token_batches
-from .checkpoints import (average_checkpoints, forget_checkpoints, load_checkpoint, load_progress,
-                                   newest_checkpoint, random_state, run_checkpoints, save_checkpoint, set_random_state)
+from annotated.checkpoints import (
+    average_checkpoints,
+    forget_checkpoints,
+    load_checkpoint,
+    load_progress,
+    newest_checkpoint,
+    random_state,
+    run_checkpoints,
+    save_checkpoint,
+    set_random_state,
+)
 from .corpora import checkout_data, data_root, load_corpus
 from .regularization import LabelSmoothingLoss
 from .schedule import NoamSchedule, adam
