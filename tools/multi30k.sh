@@ -10,4 +10,4 @@ python=.venv/bin/python model=_build/multi30k results=results/multi30k
 mkdir -p _build "$results"
 rm -rf "$model"
 $python -m annotated.training multi30k --out "$model" --precision bf16 2>&1 | tee >(tr '\r' '\n' | grep -v '^training:' > "$results/train.log")
-$python tools/score.py "$model" multi30k test "$results"
+$python tools/score.py "$model" multi30k test "$results" --command "make multi30k"

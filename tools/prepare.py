@@ -1,0 +1,51 @@
+"""Write the training folder of a longer run, as files of lines: python tools/prepare.py multi30k|newstest FOLDER
+
+multi30k: the corpus lower-cased, with punctuation normalised, in Moses tokens, the form in which it is usually scored.
+newstest: pairs of news (2008-2012 and 2015-2020), Tatoeba and Multi30k to train on; newstest2013 and newstest2014 to choose and to score.
+"""
+
+import sys
+from pathlib import Path
+
+from annotated.corpora import data_root, find_file, load_corpus, read_parallel, whole_file
+from annotated.evaluation import multi30k_form
+
+
+def multi30k():
+    """The three splits of Multi30k in the form that is scored."""
+    corpus = load_corpus("multi30k", source_language="en", target_language="de")
+    for split, pairs in corpus.splits().items():
+        source, target = zip(*pairs, strict=True)
+        yield split, list(zip(multi30k_form(source, "en"), multi30k_form(target, "de"), strict=True))
+
+
+def newstest():
+    """News, Tatoeba and Multi30k together; newstest2013 to validate, newstest2014 to test. Pairs with an empty side are left out of training."""
+    folder = data_root() / "wmt14-en-de"
+
+    def news(stem):
+        files = [find_file(folder, f"{stem}.{language}") for language in ("en", "de")]
+        if None in files:
+            raise SystemExit(f"{folder} lacks {stem}.en or {stem}.de: put the WMT news tests there, one sentence a line")
+        return read_parallel(*files)
+
+    train = [*news("news-2008-2012"), *news("news-2015-2020"), *load_corpus("tatoeba-en-de").train, *load_corpus("multi30k").train]
+    valid, test = news("newstest2013"), news("newstest2014")
+    kept_back = {side for pair in valid + test for side in pair}
+    yield "train", [pair for pair in train if all(side.strip() for side in pair) and not kept_back & set(pair)]
+    yield "valid", valid
+    yield "test", test
+
+
+def main(name, folder):
+    for split, pairs in {"multi30k": multi30k, "newstest": newstest}[name]():
+        for side, language in enumerate(("en", "de")):
+            with whole_file(Path(folder) / f"{split}.{language}") as file:
+                file.write("".join(f"{pair[side]}\n" for pair in pairs).encode("utf-8"))
+        print(f"{split}: {len(pairs):,} pairs in {folder}")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3 or sys.argv[1] not in ("multi30k", "newstest"):
+        raise SystemExit(__doc__)
+    main(*sys.argv[1:])
