@@ -20,7 +20,7 @@ def multi30k():
 
 
 def newstest():
-    """News, Tatoeba and Multi30k together; newstest2013 to validate, newstest2014 to test. Pairs with an empty side are left out of training."""
+    """News, Tatoeba and Multi30k, without empty sides and held-out sentences; newstest2013 to validate, newstest2014 to test."""
     folder = data_root() / "wmt14-en-de"
 
     def news(stem):
