@@ -160,7 +160,8 @@ def digests(folder):
 def launch(*command, **environment):
     """Start Python with a command; its output can be read at its end."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **{name: str(value) for name, value in environment.items()}}
-    return subprocess.Popen([sys.executable, *map(str, command)], env=environment, text=True, stderr=subprocess.PIPE)
+    command = [sys.executable, *map(str, command)]
+    return subprocess.Popen(command, env=environment, text=True, stderr=subprocess.PIPE, start_new_session=True)
 
 
 def launch_two(*command):
@@ -172,15 +173,23 @@ def launch_two(*command):
     return [launch(*command, RANK=rank, LOCAL_RANK=rank, **both) for rank in range(2)]
 
 
-def end(process, limit=60):
+def end(process, limit=240):
     """Wait for a process; (exit status, what it wrote to stderr). One that takes longer is killed, and fails the test."""
     try:
         _, errors = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         raise
     return process.returncode, errors
+
+
+def wait_for_checkpoint(process, folder, least, limit=240):
+    """Wait until a run has saved itself after so many steps."""
+    deadline = time.time() + limit
+    while not (newest := run_checkpoints(folder)[-1:]) or int(newest[0].name[5:]) < least:
+        assert process.poll() is None and time.time() < deadline, f"ended, or took too long, before step {least}"
+        time.sleep(0.02)
 
 
 def lives(folder):
@@ -240,21 +249,25 @@ def test_dead_process_is_started_again_and_the_run_ends_with_the_same_bits(undis
 
 def test_dead_process_without_restarts_ends_the_run_within_a_minute(place):
     folder = place / "dead"
-    status, errors = end(launch(*TORCHRUN, place / "faulty.py", folder, "kill", 600))
+    process = launch(*TORCHRUN, place / "faulty.py", folder, "kill", 600)
+    wait_for_checkpoint(process, folder, 18)  # two steps later one is dead
+    status, errors = end(process, limit=60)
     assert status != 0 and "Signal 9 (SIGKILL)" in errors and len(lives(folder)) == 2
     assert_all_gone(folder)
 
 
 @pytest.mark.parametrize("fault, timeout", [("kill", 600), ("stop", 5)])
 def test_process_whose_partner_is_gone_ends_with_an_error(place, fault, timeout):
-    first, second = launch_two(place / "faulty.py", place / f"partner-{fault}", fault, timeout)
+    folder = place / f"partner-{fault}"
+    first, second = launch_two(place / "faulty.py", folder, fault, timeout)
     try:
-        status, errors = end(first)
+        wait_for_checkpoint(first, folder, 18)
+        status, errors = end(first, limit=60)
         assert status not in (0, INTERRUPTED) and "RuntimeError" in errors
     finally:
         second.kill()
         second.communicate()
-    assert run_checkpoints(place / f"partner-{fault}")[-1].name == "step-00000018", "the last checkpoint before"
+    assert run_checkpoints(folder)[-1].name == "step-00000018", "the last checkpoint before"
 
 
 def test_sigterm_to_one_of_two_processes_stops_both_after_the_same_step(undisturbed, place):
@@ -268,11 +281,10 @@ def test_sigterm_to_one_of_two_processes_stops_both_after_the_same_step(undistur
 def test_sigterm_to_torchrun_saves_and_leaves_nobody(place):
     folder = place / "launcher"
     process = launch(*TORCHRUN, place / "faulty.py", folder, "slow", 600)
-    while process.poll() is None and not run_checkpoints(folder):
-        time.sleep(0.02)
+    wait_for_checkpoint(process, folder, 3)
     process.send_signal(signal.SIGTERM)
-    status, errors = end(process)
-    assert status != 0, errors[-3000:]
+    status, errors = end(process, limit=60)
+    assert status == 1, errors[-3000:]
     codes = [note.read_text() for note in place.glob("launcher.*.code")]
     assert codes == [str(INTERRUPTED)] * 2
     assert 3 <= int(run_checkpoints(folder)[-1].name[5:]) < 40

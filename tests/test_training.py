@@ -434,6 +434,7 @@ def test_compile_is_asked_for_only_on_request(monkeypatch):
     assert compiled == [model]
 
 
+@pytest.mark.long  # the compiler takes a minute
 @pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="torch.compile needs a C++ compiler")
 def test_compiled_model_gives_the_same_losses():
     quick = replace(QUICK, validate_every=1)
