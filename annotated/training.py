@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['INTERRUPTED', 'PRESETS', 'MODULES', 'TrainingConfig', 'encode_pairs', 'index_stream', 'batch_stream', 'evaluating',
            'ranks', 'sum_over_ranks', 'share', 'backward_share', 'validation_loss', 'largest_batch', 'rehearse',
-           'noting_sigterm', 'run_facts', 'Run', 'apply_gradient', 'add_row', 'train', 'train_on', 'fingerprint',
-           'book_model', 'one_line_errors', 'check_device', 'process_group', 'build_parser', 'main']
+           'noting_sigterm', 'run_facts', 'Run', 'save_run', 'apply_gradient', 'add_row', 'train', 'train_on',
+           'fingerprint', 'book_model', 'one_line_errors', 'check_device', 'process_group', 'build_parser', 'main']
 
 # %% ../notebooks/17_training.ipynb #55da4034
 import argparse
@@ -259,7 +259,7 @@ def run_facts(model, config, pairs, tokenizer=None):
 
 # %% ../notebooks/17_training.ipynb #a5165c8e
 class Run:
-    """The state of a training run (section 5.2): it saves itself into a folder and goes on from there.
+    """The state of a training run (section 5.2): with a folder it goes on from the newest checkpoint there.
 
     ValueError for a folder of another run, or one without a whole checkpoint.
     """
@@ -281,7 +281,7 @@ class Run:
         found = None if self.rank else newest_checkpoint(self.folder, lambda line: print(line, file=sys.stderr))
         (step,) = sum_over_ranks(0 if found is None else int(found.name[5:]), device=self.device)
         if step:
-            progress = load_progress(self._checkpoint(step), self.model, self.optimizer, self.facts)
+            progress = load_progress(self.checkpoint(step), self.model, self.optimizer, self.facts)
             self.schedule.load_state_dict(progress["schedule"])
             if len(progress["random"]) == self.world:
                 set_random_state(progress["random"][self.rank], self.device)
@@ -289,19 +289,21 @@ class Run:
                 torch.manual_seed(self.config.seed + (self.rank << 32) + int(step))
             self.progress = {name: progress[name] for name in self.progress}
 
-    def _checkpoint(self, step):
+    def checkpoint(self, step):
+        """The folder for the checkpoint of a step."""
         return self.folder / f"step-{int(step):08d}"
 
-    def save(self):
-        """Write a checkpoint of this step, and remove those that are not to be kept; rank 0 writes, all must call."""
-        states = [random_state(self.device)] * self.world
-        if self.world > 1:
-            dist.all_gather_object(states, states[0])
-        if self.rank == 0:
-            progress = {**self.progress, "schedule": self.schedule.state_dict(), "random": states, "facts": self.facts}
-            save_checkpoint(self._checkpoint(progress["step"]), self.model, self.tokenizer, optimizer=self.optimizer,
-                            progress=progress)
-            forget_checkpoints(self.folder, self.config.keep_last)
+# %% ../notebooks/17_training.ipynb #077cdae4
+def save_run(run):
+    """Write a checkpoint of this step, and remove those that are not to be kept; rank 0 writes, all must call."""
+    states = [random_state(run.device)] * run.world
+    if run.world > 1:
+        dist.all_gather_object(states, states[0])
+    if run.rank == 0:
+        progress = {**run.progress, "schedule": run.schedule.state_dict(), "random": states, "facts": run.facts}
+        save_checkpoint(run.checkpoint(progress["step"]), run.model, run.tokenizer, optimizer=run.optimizer,
+                        progress=progress)
+        forget_checkpoints(run.folder, run.config.keep_last)
 
 # %% ../notebooks/17_training.ipynb #dbb50ed7
 def apply_gradient(run, loss, indices):
@@ -402,7 +404,7 @@ def train(model, train_pairs, valid_pairs, config, show_progress=True, run_folde
             if progress["step"] % config.validate_every == 0 or done:
                 teller.tell(add_row(run, valid_pairs, rate))
             if run_folder is not None and (progress["step"] % config.save_every == 0 or done or stop):
-                run.save()
+                save_run(run)
             teller.step()
             if stop and not done:
                 sys.exit(INTERRUPTED)

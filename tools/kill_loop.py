@@ -9,6 +9,7 @@ killed; the other has to end by itself within a minute. Prints what happened as 
 
 import argparse
 import json
+import math
 import os
 import platform
 import random
@@ -36,7 +37,7 @@ def work(folder, rank, processes, port):
                    "MASTER_ADDR": "127.0.0.1"}
     draw = random.Random(0)
     pairs = [([draw.randrange(4, 16) for _ in range(draw.randrange(1, 9))], [draw.randrange(4, 16)]) for _ in range(90)]
-    with process_group("cpu", timeout=5):
+    with process_group("cpu", timeout=10):
         torch.manual_seed(rank)  # other first weights, which do not matter: those of rank 0 count
         model = Transformer(TransformerConfig(16, **SIZES))
         config = TrainingConfig(steps=STEPS, max_tokens=64, warmup=20, factor=0.3, validate_every=20, save_every=3,
@@ -104,14 +105,15 @@ def kill_while_writing(process, folder, draw):
 
 
 def finish(ids, limit=60):
-    """Wait for processes; True if all ended well. An error if one still runs after `limit` seconds."""
-    statuses, deadline = {}, time.time() + limit
+    """Wait for processes; True if all ended well. An error if one still runs `limit` seconds after the first ended."""
+    statuses, deadline = {}, math.inf
     while len(statuses) < len(ids):
         for process in ids:
             if process not in statuses:
                 done, status = os.waitpid(process, os.WNOHANG)
                 if done:
                     statuses[process] = status
+                    deadline = min(deadline, time.time() + limit)
         if time.time() > deadline:
             for process in ids:
                 if process not in statuses:
