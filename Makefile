@@ -35,6 +35,7 @@ test: setup  ## unit tests, and the stored outputs of the pages that do not trai
 	$(PYTHON) tools/test.py
 
 test-long: setup  ## the tests that take longer: every mutation, runs that are killed 20 times
+	$(PYTHON) -m pytest -q -m long tests
 	$(PYTHON) tools/mutate.py
 	$(PYTHON) tools/kill_loop.py --kills 20 --processes 1 | tee results/kill_loop_1.json
 	$(PYTHON) tools/kill_loop.py --kills 20 --processes 2 | tee results/kill_loop_2.json

@@ -96,16 +96,16 @@ def check_texts(texts):
     return texts
 
 def check_pairs(pairs):
-    """The pairs as a list; raises ValueError or TypeError unless they are (source, target) strings, one at least."""
+    """The pairs, one at a time; raises ValueError or TypeError unless they are (source, target) strings, one at least."""
     if not hasattr(pairs, "__iter__"):
         raise TypeError(f"pairs is a {type(pairs).__name__}, expected (source, target) strings such as corpus.train")
-    pairs = list(pairs)
-    if not pairs:
-        raise ValueError("pairs is empty: a vocabulary needs sentences to be built from, such as corpus.train")
+    pair = None
     for pair in pairs:
         if not (isinstance(pair, (tuple, list)) and len(pair) == 2 and all(isinstance(text, str) for text in pair)):
             raise TypeError(f"pairs holds {pair!r:.80}, expected (source, target) strings such as corpus.train")
-    return pairs
+        yield pair
+    if pair is None:
+        raise ValueError("pairs is empty: a vocabulary needs sentences to be built from, such as corpus.train")
 
 # %% ../notebooks/12_tokens.ipynb #22f15adc
 @cache

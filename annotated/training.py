@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['INTERRUPTED', 'PRESETS', 'MODULES', 'TrainingConfig', 'encode_pairs', 'index_stream', 'batch_stream', 'evaluating',
-           'ranks', 'sum_over_ranks', 'share', 'backward_share', 'validation_loss', 'rehearse', 'noting_sigterm', 'Run',
-           'train', 'train_on', 'fingerprint', 'book_model', 'one_line_errors', 'check_device', 'process_group',
-           'build_parser', 'main']
+           'ranks', 'sum_over_ranks', 'share', 'backward_share', 'validation_loss', 'largest_batch', 'rehearse',
+           'noting_sigterm', 'run_facts', 'Run', 'save_run', 'apply_gradient', 'add_row', 'train', 'train_on',
+           'fingerprint', 'book_model', 'one_line_errors', 'check_device', 'process_group', 'build_parser', 'main']
 
 # %% ../notebooks/17_training.ipynb #55da4034
 import argparse
@@ -21,9 +21,11 @@ import threading
 import time
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, fields, replace
+from datetime import timedelta
 from itertools import count, islice
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from filelock import FileLock
@@ -31,7 +33,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 import annotated
-from .batches import Batch, token_batches
+from .batches import Batch, EncodedPairs, epoch_batches, load_prepared, pair_lengths, token_batches
 from annotated.checkpoints import (
     average_checkpoints,
     forget_checkpoints,
@@ -46,7 +48,7 @@ from annotated.checkpoints import (
 from .corpora import checkout_data, data_root, load_corpus
 from .regularization import LabelSmoothingLoss
 from .schedule import NoamSchedule, adam
-from .tokens import PAD, SubwordTokenizer, WordTokenizer
+from .tokens import PAD, UNKNOWN, SubwordTokenizer, WordTokenizer
 from .transformer import Transformer, TransformerConfig
 
 # %% ../notebooks/17_training.ipynb #69c8bb5a
@@ -97,9 +99,8 @@ def index_stream(pairs, max_tokens, seed=0):
 
     ValueError for no pairs, and for a pair longer than `max_tokens`.
     """
-    lengths = [(len(source) + 1, len(target) + 1) for source, target in pairs]  # both get their end token
     for epoch in count():
-        yield from token_batches(lengths, max_tokens, seed=(seed, epoch))
+        yield from epoch_batches(pairs, max_tokens, seed=(seed, epoch))
 
 
 def batch_stream(pairs, max_tokens, seed=0):
@@ -170,11 +171,10 @@ def validation_loss(model, pairs, max_tokens=4096, shared=False):
     """
     device = next(model.parameters()).device
     nll = LabelSmoothingLoss(0.0, model.config.pad_id, reduction="sum")
-    lengths = [(len(source) + 1, len(target) + 1) for source, target in pairs]
     rank, world = ranks() if shared else (0, 1)
     total, tokens = 0.0, 0
     with evaluating(model):
-        for indices in token_batches(lengths, max_tokens, order="sorted")[rank::world]:
+        for indices in token_batches(pair_lengths(pairs), max_tokens, order="sorted")[rank::world]:
             batch = Batch.collate([pairs[i] for i in indices]).to(device)
             total += nll(model(batch.source, batch.target_in), batch.target_out).item()
             tokens += batch.tokens
@@ -185,33 +185,42 @@ def validation_loss(model, pairs, max_tokens=4096, shared=False):
 # %% ../notebooks/17_training.ipynb #facd75fe
 def _check_pairs_fit(name, pairs, max_tokens):
     """Raise a ValueError unless there are pairs, all of which fit into a batch."""
-    if not pairs:
+    if not len(pairs):
         raise ValueError(f"{name} is empty: give at least one pair of lists of ids, as encode_pairs returns them")
-    lengths = [max(len(source), len(target)) + 1 for source, target in pairs]
-    longest = max(lengths)
-    if longest > max_tokens:
-        raise ValueError(f"{name}: pair {lengths.index(longest)} has {longest} tokens with its end token, more than "
+    longest = pairs.longest if isinstance(pairs, EncodedPairs) else pair_lengths(pairs).max(axis=0)
+    if max(longest) > max_tokens:
+        longer = pair_lengths(pairs).max(axis=1)  # of source and target, each with its end token
+        raise ValueError(f"{name}: pair {longer.argmax()} has {longer.max()} tokens with its end token, more than "
                          f"max_tokens={max_tokens}: raise max_tokens, or leave the pair out")
 
 # %% ../notebooks/17_training.ipynb #aa62f226
+def largest_batch(pairs, max_tokens, d_model):
+    """(pairs, tokens of the longest) of the batch that may take the most memory, whatever the order of the pairs."""
+    lengths, counts = pair_lengths(pairs), np.zeros(max_tokens + 1, dtype=np.int64)  # counts: pairs of each length
+    for start in range(0, len(lengths), 1 << 20):  # in parts, for the lengths may lie on the disk
+        counts += np.bincount(lengths[start : start + (1 << 20)].max(axis=1), minlength=max_tokens + 1)
+    there = counts.nonzero()[0]
+    rows = np.minimum(max_tokens // there, counts.cumsum()[there])
+    largest = (rows * there * (d_model + there)).argmax()
+    return int(rows[largest]), int(there[largest])
+
+# %% ../notebooks/17_training.ipynb #39584597
 def rehearse(model, pairs, criterion, config, world=1):
     """Run the batch that takes the most memory forward and backward; MemoryError if it does not fit. Changes nothing."""
     device = next(model.parameters()).device
-    longer = torch.tensor([max(len(source), len(target)) for source, target in pairs])
-    batches = token_batches([(n + 1, n + 1) for n in longer.tolist()], config.max_tokens, order="sorted")
-    largest = max(batches, key=lambda indices: len(indices) * int(longer[indices].max() + 1) ** 2)
+    rows, longest = largest_batch(pairs, config.max_tokens, model.config.d_model)
     try:
-        later = [torch.empty_like(weight) for weight in model.parameters() for _ in range(2)]  # Adam's running means
+        needed = 2 + (world > 1)  # Adam's running means; what DistributedDataParallel sends
+        later = [torch.empty_like(weight) for weight in model.parameters() for _ in range(needed)]
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            batch = share(Batch.collate([pairs[i] for i in largest]), 0, world * config.accumulate).to(device)
-            backward_share(model, batch, criterion, replace(config, accumulate=1))
+            ids = torch.full((-(-rows // (world * config.accumulate)), longest), UNKNOWN, device=device)
+            backward_share(model, Batch(ids, ids, ids), criterion, replace(config, accumulate=1))
         del later
     except RuntimeError as error:
         if "memory" not in str(error):
             raise
         mend = "give a smaller max_tokens, a larger accumulate or more processes"
-        size = f"{len(largest)} pairs of up to {int(longer[largest].max()) + 1} tokens"
-        reason = str(error).splitlines()[0]
+        size, reason = f"{rows} pairs of up to {longest} tokens", str(error).splitlines()[0]
         raise MemoryError(f"the largest batch, {size}, does not fit into memory ({reason}): {mend}") from None
     finally:
         model.zero_grad()
@@ -234,8 +243,23 @@ def noting_sigterm(wanted=True):
         signal.signal(signal.SIGTERM, before)
 
 # %% ../notebooks/17_training.ipynb #e692c726
+def run_facts(model, config, pairs, tokenizer=None):
+    """What must be the same when a run goes on: a dict of vocabulary, model, training configuration and corpus.
+
+    pairs: the splits, each a list of pairs of ids or an `EncodedPairs`, which knows its digest.
+    """
+    digest, free = hashlib.sha256(), ("steps", "save_every", "keep_last", "max_skipped")
+    for split in pairs:
+        for part in [split.digest] if isinstance(split, EncodedPairs) else map(repr, split):
+            digest.update(part.encode())
+    words = None if tokenizer is None else hashlib.sha256(json.dumps(tokenizer.as_dict()).encode()).hexdigest()
+    training = {name: value for name, value in asdict(config).items() if name not in free}
+    return {"vocabulary": words, "model": asdict(model.config), "training configuration": training,
+            "corpus": digest.hexdigest()}
+
+# %% ../notebooks/17_training.ipynb #a5165c8e
 class Run:
-    """The state of a training run (section 5.2): it saves itself into a folder and goes on from there.
+    """The state of a training run (section 5.2): with a folder it goes on from the newest checkpoint there.
 
     ValueError for a folder of another run, or one without a whole checkpoint.
     """
@@ -249,13 +273,7 @@ class Run:
         self.schedule = NoamSchedule(self.optimizer, model.config.d_model, config.warmup, config.factor)
         self.progress = {"step": 0, "tokens": 0, "losses": [], "skipped": [], "skipped_in_a_row": 0, "log": []}
         if folder is not None:
-            digest, free = hashlib.sha256(), ("steps", "save_every", "keep_last", "max_skipped")
-            for pair in (pair for split in pairs for pair in split):
-                digest.update(repr(pair).encode())
-            words = None if tokenizer is None else json.dumps(tokenizer.as_dict()).encode()
-            training = {name: value for name, value in asdict(config).items() if name not in free}
-            self.facts = {"vocabulary": words and hashlib.sha256(words).hexdigest(), "model": asdict(model.config),
-                          "training configuration": training, "corpus": digest.hexdigest()}
+            self.facts = run_facts(model, config, pairs, tokenizer)
             self._resume()
 
     def _resume(self):
@@ -263,8 +281,7 @@ class Run:
         found = None if self.rank else newest_checkpoint(self.folder, lambda line: print(line, file=sys.stderr))
         (step,) = sum_over_ranks(0 if found is None else int(found.name[5:]), device=self.device)
         if step:
-            newest = self.folder / f"step-{int(step):08d}"
-            progress = load_progress(newest, self.model, self.optimizer, self.facts)
+            progress = load_progress(self.checkpoint(step), self.model, self.optimizer, self.facts)
             self.schedule.load_state_dict(progress["schedule"])
             if len(progress["random"]) == self.world:
                 set_random_state(progress["random"][self.rank], self.device)
@@ -272,72 +289,108 @@ class Run:
                 torch.manual_seed(self.config.seed + (self.rank << 32) + int(step))
             self.progress = {name: progress[name] for name in self.progress}
 
-    def save(self):
-        """Write a checkpoint of this step, and remove those that are not to be kept; rank 0 writes, all must call."""
-        states = [random_state(self.device)]
-        if self.world > 1:
-            states *= self.world
-            dist.all_gather_object(states, states[0])
-        if self.rank == 0:
-            progress = {**self.progress, "schedule": self.schedule.state_dict(), "random": states, "facts": self.facts}
-            folder = self.folder / f"step-{self.progress['step']:08d}"
-            save_checkpoint(folder, self.model, self.tokenizer, optimizer=self.optimizer, progress=progress)
-            forget_checkpoints(self.folder, self.config.keep_last)
+    def checkpoint(self, step):
+        """The folder for the checkpoint of a step."""
+        return self.folder / f"step-{int(step):08d}"
 
-    def apply(self, loss, indices):
-        """Update the weights, unless the gradient is not finite; ValueError after too many of those in a row."""
-        sums = [weight.grad.sum() for weight in self.model.parameters() if weight.grad is not None]
-        if torch.stack(sums).sum().isfinite():  # only if all gradients are; the same answer on all processes
-            self.optimizer.step()
-            self.schedule.step()
-            self.progress["losses"].append(loss)
-            self.progress["skipped_in_a_row"] = 0
-            return
-        self.progress["skipped"].append({"step": self.progress["step"], "pairs": indices.tolist()})
-        self.progress["skipped_in_a_row"] += 1
-        if self.progress["skipped_in_a_row"] >= self.config.max_skipped:
-            last = f"the last at step {self.progress['step']} with training pairs {indices.tolist()[:9]}"
-            mend = "give a smaller factor or a longer warmup, and look at these pairs"
-            raise ValueError(f"the gradients of {self.config.max_skipped} steps in a row are not finite, {last}: {mend}")
-
-    def validate(self, pairs, rate):
-        """Add a row to the log and return it; ValueError for a loss that runs away."""
-        progress, step = self.progress, self.progress["step"]
-        valid = validation_loss(self.model, pairs, self.config.max_tokens, shared=True)
-        if not valid < 100:  # or NaN
-            mend = "give a smaller factor or a longer warmup"
-            raise ValueError(f"the validation loss is {valid} at step {step}: {mend}")
-        mean = math.fsum(progress["losses"]) / len(progress["losses"]) if progress["losses"] else math.nan
-        row = {"step": step, "train_loss": mean, "valid_loss": valid, "valid_perplexity": math.exp(valid),
-               "rate": rate, "tokens": progress["tokens"]}
-        progress["log"].append(row | ({"skipped": progress["skipped"]} if progress["skipped"] else {}))
-        progress["losses"], progress["skipped"] = [], []
-        return row
+# %% ../notebooks/17_training.ipynb #077cdae4
+def save_run(run):
+    """Write a checkpoint of this step, and remove those that are not to be kept; rank 0 writes, all must call."""
+    states = [random_state(run.device)] * run.world
+    if run.world > 1:
+        dist.all_gather_object(states, states[0])
+    if run.rank == 0:
+        progress = {**run.progress, "schedule": run.schedule.state_dict(), "random": states, "facts": run.facts}
+        save_checkpoint(run.checkpoint(progress["step"]), run.model, run.tokenizer, optimizer=run.optimizer,
+                        progress=progress)
+        forget_checkpoints(run.folder, run.config.keep_last)
 
 # %% ../notebooks/17_training.ipynb #dbb50ed7
+def apply_gradient(run, loss, indices):
+    """Update the weights, unless the gradient is not finite; ValueError after too many of those in a row."""
+    progress = run.progress
+    sums = [weight.grad.sum() for weight in run.model.parameters() if weight.grad is not None]
+    if torch.stack(sums).sum().isfinite():  # only if all gradients are; the same answer on all processes
+        run.optimizer.step()
+        run.schedule.step()
+        progress["losses"].append(loss)
+        progress["skipped_in_a_row"] = 0
+        return
+    progress["skipped"].append({"step": progress["step"], "pairs": indices.tolist()})
+    progress["skipped_in_a_row"] += 1
+    if progress["skipped_in_a_row"] >= run.config.max_skipped:
+        last = f"the last at step {progress['step']} with training pairs {indices.tolist()[:9]}"
+        mend = "give a smaller factor or a longer warmup, and look at these pairs"
+        raise ValueError(f"the gradients of {run.config.max_skipped} steps in a row are not finite, {last}: {mend}")
+
+# %% ../notebooks/17_training.ipynb #5d4e3049
+def add_row(run, pairs, rate):
+    """Validate on `pairs`, add a row to the log and return it; ValueError for a loss that runs away."""
+    progress, config = run.progress, run.config
+    budget = max(config.max_tokens // (run.world * config.accumulate), int(pair_lengths(pairs).max()))
+    valid = validation_loss(run.model, pairs, budget, shared=True)
+    if not valid < 100:  # or NaN
+        mend = "give a smaller factor or a longer warmup"
+        raise ValueError(f"the validation loss is {valid} at step {progress['step']}: {mend}")
+    mean = math.fsum(progress["losses"]) / len(progress["losses"]) if progress["losses"] else math.nan
+    row = {"step": progress["step"], "train_loss": mean, "valid_loss": valid, "valid_perplexity": math.exp(valid),
+           "rate": rate, "tokens": progress["tokens"]}
+    progress["log"].append(row | ({"skipped": progress["skipped"]} if progress["skipped"] else {}))
+    progress["losses"], progress["skipped"] = [], []
+    return row
+
+# %% ../notebooks/17_training.ipynb #6d9e6e6d
+def _wrap(network, config, world):
+    """The model as the loop calls it: compiled if wanted, and of several processes with the gradients averaged."""
+    network = torch.compile(network, dynamic=True) if config.compile else network
+    return DistributedDataParallel(network) if world > 1 else network
+
+
+class _Teller:
+    """Tells what happens: a progress bar on rank 0, and the rows of the log for a writer."""
+
+    def __init__(self, run, shown, writer):
+        self.run, self.writer, self.row = run, writer, ""
+        self.bar = tqdm(desc="training", unit="step", initial=run.progress["step"], total=run.config.steps,
+                        disable=not shown or run.rank > 0)
+        self.start, self.before = time.time(), run.progress["tokens"]
+
+    def speed(self):
+        """Real target tokens a second, of all processes together, since this process began."""
+        return (self.run.progress["tokens"] - self.before) / max(time.time() - self.start, 1e-9)
+
+    def step(self):
+        """One step is done."""
+        self.bar.set_postfix_str(f"{self.speed():,.0f} tokens/s{self.row}", refresh=False)
+        self.bar.update()
+
+    def tell(self, row):
+        """A row was added to the log."""
+        self.row = (f", train {row['train_loss']:.3f}, valid {row['valid_loss']:.3f}, "
+                    f"perplexity {row['valid_perplexity']:.2f}")
+        for name, value in (row | {"tokens_per_second": self.speed()}).items() if self.writer is not None else ():
+            self.writer.add_scalar(name, value, row["step"])
+
+# %% ../notebooks/17_training.ipynb #0303f9fd
 def train(model, train_pairs, valid_pairs, config, show_progress=True, run_folder=None, tokenizer=None, writer=None):
     """Train `model` in place on pairs of ids, leave it in eval mode, return the log: a dict each validation (5.2, 5.3).
 
-    A dict holds: step; train_loss (smoothed, with dropout, nats a token, the mean over the steps since the last one);
-    valid_loss and valid_perplexity (neither); rate (of this step); tokens (real target tokens so far); and skipped, if
-    there were any: steps whose gradients were not finite, each with its pairs. With a `run_folder` there are checkpoints
-    (with the `tokenizer`), the run goes on from the newest, and SIGTERM ends it with exit status 75 after one more.
-    writer: something with `add_scalar(name, value, step)`, such as TensorBoard's, for the rows (in one process). Sets
-    PyTorch's global seed. Under torchrun all processes call this with the same arguments. ValueError for no pairs, a
-    pair longer than `config.max_tokens`, a loss that runs away, a folder of another run; MemoryError for a batch that
-    is too large.
+    The pairs are lists, or `EncodedPairs` on the disk. A dict holds: step; train_loss (smoothed, with dropout, nats a
+    token, the mean over the steps since the last one); valid_loss and valid_perplexity (neither); rate (of this step);
+    tokens (real target tokens so far); and skipped, if there were any: steps whose gradients were not finite, each with
+    its pairs. With a `run_folder` there are checkpoints (with the `tokenizer`), the run goes on from the newest, and
+    SIGTERM ends it with exit status 75 after one more. writer: something with `add_scalar(name, value, step)`, such as
+    TensorBoard's, for the rows (in one process). Sets PyTorch's global seed. Under torchrun all processes call this with
+    the same arguments. ValueError for no pairs, a pair longer than `config.max_tokens`, a loss that runs away, a folder
+    of another run; MemoryError for a batch that is too large.
     """
     _check_pairs_fit("train_pairs", train_pairs, config.max_tokens)
     _check_pairs_fit("valid_pairs", valid_pairs, config.max_tokens)
     run = Run(model, config, (train_pairs, valid_pairs), run_folder, tokenizer)
     criterion = LabelSmoothingLoss(config.label_smoothing, model.config.pad_id, reduction="sum")
     rehearse(model.train(), train_pairs, criterion, config, run.world)
-    network = torch.compile(model, dynamic=True) if config.compile else model
-    network = DistributedDataParallel(network) if run.world > 1 else network
-    progress, before, start = run.progress, run.progress["tokens"], time.time()
-    steps = tqdm(desc="training", unit="step", initial=progress["step"], total=config.steps,
-                 disable=not show_progress or run.rank > 0)
-    with steps, noting_sigterm(run_folder is not None) as noted:
+    network, progress, teller = _wrap(model, config, run.world), run.progress, _Teller(run, show_progress, writer)
+    with teller.bar, noting_sigterm(run_folder is not None) as noted:
         for indices in islice(index_stream(train_pairs, config.max_tokens, config.seed), progress["step"], config.steps):
             batch = Batch.collate([train_pairs[i] for i in indices]).to(run.device)
             run.optimizer.zero_grad()
@@ -346,17 +399,13 @@ def train(model, train_pairs, valid_pairs, config, show_progress=True, run_folde
             rate = run.schedule.get_last_lr()[0]
             progress["step"] += 1
             progress["tokens"] += batch.tokens
-            run.apply(loss, indices)
+            apply_gradient(run, loss, indices)
             done = progress["step"] == config.steps
             if progress["step"] % config.validate_every == 0 or done:
-                row, speed = run.validate(valid_pairs, rate), (progress["tokens"] - before) / (time.time() - start)
-                steps.set_postfix_str(f"{speed:,.0f} tokens/s, train {row['train_loss']:.3f}, valid "
-                                      f"{row['valid_loss']:.3f}, perplexity {row['valid_perplexity']:.2f}")
-                for name, value in (row | {"tokens_per_second": speed}).items() if writer is not None else ():
-                    writer.add_scalar(name, value, progress["step"])
+                teller.tell(add_row(run, valid_pairs, rate))
             if run_folder is not None and (progress["step"] % config.save_every == 0 or done or stop):
-                run.save()
-            steps.update()
+                save_run(run)
+            teller.step()
             if stop and not done:
                 sys.exit(INTERRUPTED)
     model.eval()
@@ -377,15 +426,16 @@ def train_on(corpus, tokenizer, model_config, training_config, show_progress=Tru
              writer=None):
     """Build a model, train it on a corpus and return (model, log); the seed decides the first weights too (5.2).
 
-    corpus: a `Corpus`; tokenizer: fitted on its training pairs; run_folder (for checkpoints) and writer: as in `train`.
-    ValueError for a corpus with fewer than two training pairs or an empty validation split, and as `train`.
+    corpus: a `Corpus`, or a `Prepared` one, whose pairs are ids already; tokenizer: fitted on its training pairs;
+    run_folder (for checkpoints) and writer: as in `train`. ValueError for a corpus with fewer than two training pairs or an empty validation split, and as `train`.
     """
     for split, least in (("train", 2), ("valid", 1)):
         pairs = getattr(corpus, split)
         if len(pairs) < least:
             raise ValueError(f"corpus {corpus.name}: {split} has {len(pairs)} pair(s), expected {least} or more")
-    pairs = [encode_pairs(split, tokenizer, corpus.source_language, corpus.target_language)
-             for split in (corpus.train, corpus.valid)]
+    pairs = (corpus.train, corpus.valid)
+    if not isinstance(corpus.train, EncodedPairs):
+        pairs = [encode_pairs(split, tokenizer, corpus.source_language, corpus.target_language) for split in pairs]
     torch.manual_seed(training_config.seed)
     model = Transformer(model_config).to(device)
     return model, train(model, *pairs, training_config, show_progress, run_folder, tokenizer, writer)
@@ -452,24 +502,23 @@ def check_device(name):
         raise ValueError(f"device {name!r} cannot be used ({reason}): this machine has {', '.join(here)}") from None
     return device
 
-
+# %% ../notebooks/17_training.ipynb #7621b238
 @contextmanager
-def process_group(name):
+def process_group(name, timeout=600):
     """Within the block the processes that torchrun started know each other; yields the device of this one.
 
-    name: as for `check_device`; of several processes with "cuda" each gets a GPU of its own.
+    name: as for `check_device`; of several processes with "cuda" each gets a GPU of its own. timeout: seconds that one
+    waits for another before it ends with an error.
     """
     if int(os.environ.get("WORLD_SIZE", 1)) == 1:
         yield check_device(name)
         return
-    device = check_device(f"cuda:{os.environ['LOCAL_RANK']}" if name == "cuda" else name)
+    device = check_device(f"cuda:{os.environ['LOCAL_RANK']}" if name.startswith("cuda") else name)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    try:
-        yield device
-    finally:
-        dist.destroy_process_group()
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=timeout))
+    yield device
+    dist.destroy_process_group()  # not after an error: that could mean to wait for those that are gone
 
 # %% ../notebooks/17_training.ipynb #c6268125
 def build_parser():
@@ -478,14 +527,16 @@ def build_parser():
                                      description="Train a Transformer and save it in a folder.")
     add = parser.add_argument
     add("corpus", nargs="?", default="toy", help="toy (the default), multi30k, tatoeba-en-de, tatoeba-en-fr, or a "
-        "folder with train, valid and test, each as .en and .de files (or whichever languages) or as .tsv")
+        "folder with train, valid and test, each as .en and .de files (or whichever languages) or as .tsv, or a folder "
+        "with prepared.json")
     add("--out", required=True, metavar="FOLDER", help="new folder for weights, configuration and tokenizer")
     add("--source", metavar="LANGUAGE", help="language of the input (the corpus's first, English, if not given)")
     add("--target", metavar="LANGUAGE", help="language of the output (the corpus's second, German, if not given)")
-    add("--tokenizer", choices=["words", "bpe", "wordpiece"], help="words for toy, bpe for others")
+    add("--tokenizer", choices=["words", "bpe", "wordpiece"], help="words for toy, bpe for others; prepared folders have theirs")
     add("--vocab_size", type=int, default=6000, help="types of bpe and wordpiece (default 6000)")
     add("--preset", choices=PRESETS, help="sizes and schedule to start from: toy for toy, small for others")
     add("--device", default="cpu", help="cpu (the default), cuda, cuda:1, mps …")
+    add("--timeout", type=float, default=600, metavar="SECONDS", help="that processes wait for each other (600)")
     add("--checkpoints", metavar="FOLDER", help="folder for checkpoints to go on from, one every --save_every updates")
     add("--resume", action="store_true", help="go on from the newest whole checkpoint in --checkpoints, if there is any")
     add("--tensorboard", metavar="FOLDER", help="folder for curves (needs the package tensorboard)")
@@ -510,8 +561,8 @@ def _choose(options, config_class, *known):
     return {name: value for name, value in options.items() if name in own and value is not None}
 
 
-def _check_run(options):
-    """The folder for checkpoints that the options name, or None; ValueError if they do not go together."""
+def _check_folders(options):
+    """The folder for checkpoints that the options name, or None; ValueError or FileExistsError for what will not do."""
     run, average = options["checkpoints"] and Path(options["checkpoints"]), options["average"]
     if run is None and (options["resume"] or average is not None):
         raise ValueError("--resume and --average need the folder with the checkpoints: give --checkpoints FOLDER")
@@ -519,9 +570,29 @@ def _check_run(options):
         raise ValueError(f"--average {average} will not do: give at least 1")
     if run and not options["resume"] and run_checkpoints(run):
         raise FileExistsError(f"{run} holds checkpoints already: give --resume to go on from them, or a new --checkpoints")
+    if os.path.lexists(options["out"]):
+        raise FileExistsError(f"{options['out']} exists already: give --out a new name, or move it away first")
     return run
 
+# %% ../notebooks/17_training.ipynb #2e357073
+def _read_corpus(options):
+    """(corpus, tokenizer) that the options name; ValueError or OSError for what cannot be read."""
+    name, kind = options["corpus"], options["tokenizer"]
+    if (Path(name) / "prepared.json").is_file():
+        corpus = load_prepared(name)
+        languages = corpus.source_language, corpus.target_language
+        wanted = options["source"] or languages[0], options["target"] or languages[1]
+        if kind is not None or wanted != languages:
+            raise ValueError(f"{name} was prepared from {' to '.join(languages)} with a tokenizer of its own: "
+                             "leave --tokenizer, --source and --target out, or prepare the corpus anew")
+        return corpus, corpus.tokenizer
+    corpus = load_corpus(name, source_language=options["source"], target_language=options["target"])
+    kind = kind or ("words" if name == "toy" else "bpe")
+    if kind == "words":
+        return corpus, WordTokenizer.fit(corpus.train, corpus.source_language, corpus.target_language)
+    return corpus, SubwordTokenizer.fit(corpus.train, options["vocab_size"], kind)
 
+# %% ../notebooks/17_training.ipynb #dc4e8ee4
 def _summary_writer(folder):
     """TensorBoard's writer into a folder; ValueError without the package."""
     try:
@@ -531,46 +602,43 @@ def _summary_writer(folder):
     return SummaryWriter(folder)
 
 
-def _train_as_told(options, device):
-    """Train and save as the parsed options say; whatever is wrong with them is a ValueError or an OSError."""
-    folder, name, run = Path(options["out"]), options["corpus"], _check_run(options)
-    if os.path.lexists(folder):
-        raise FileExistsError(f"{folder} exists already: give --out a new name, or move it away first")
-    corpus = load_corpus(name, source_language=options["source"], target_language=options["target"])
-    model_fields, training_config = PRESETS[options["preset"] or ("toy" if name == "toy" else "small")]
-    training_config = replace(training_config, **_choose(options, TrainingConfig))
-    kind = options["tokenizer"] or ("words" if name == "toy" else "bpe")
-    if kind == "words":
-        tokenizer = WordTokenizer.fit(corpus.train, corpus.source_language, corpus.target_language)
-    else:
-        tokenizer = SubwordTokenizer.fit(corpus.train, options["vocab_size"], kind)
-    config = TransformerConfig(len(tokenizer), **{**model_fields, **_choose(options, TransformerConfig, "vocab_size")})
-    folder.parent.mkdir(parents=True, exist_ok=True)  # now rather than after hours
-    first, start = ranks()[0] == 0, time.time()
-    if first:
-        print(corpus, config, training_config, sep="\n")
-    writer = _summary_writer(options["tensorboard"]) if first and options["tensorboard"] else None
-    model, log = train_on(corpus, tokenizer, config, training_config, device=device, run_folder=run, writer=writer)
-    if writer is not None:
-        writer.close()
-    if not first:
-        return
-    last = run_checkpoints(run)[-options["average"]:] if options["average"] else []
+def _save_result(options, model, tokenizer, corpus, checkpoints, **info):
+    """Save a trained model, or the mean of the last `checkpoints` if the options want it, in the folder --out."""
+    last = checkpoints[-options["average"] :] if options["average"] else []
     if last:
         model.load_state_dict(average_checkpoints(last))
-    seconds = {"wall": round(time.time() - start), "processor": round(time.process_time())}
-    save_checkpoint(folder, model, tokenizer, corpus=corpus.name, source_language=corpus.source_language,
-                    target_language=corpus.target_language, training=asdict(training_config), seconds=seconds, log=log,
-                    averaged=[path.name for path in last])
-    print(f"{log[-1]['step']} steps in {seconds['wall']} s;",
-          f"validation perplexity {log[-1]['valid_perplexity']:.2f}; saved in {folder}")
+    save_checkpoint(options["out"], model, tokenizer, corpus=corpus.name, source_language=corpus.source_language,
+                    target_language=corpus.target_language, averaged=[path.name for path in last], **info)
+
+# %% ../notebooks/17_training.ipynb #5cd8644e
+def _train_as_told(options, device):
+    """Train and save as the parsed options say; whatever is wrong with them is a ValueError or an OSError."""
+    run, start = _check_folders(options), time.time()
+    preset = options["preset"] or ("toy" if options["corpus"] == "toy" else "small")
+    training_config = replace(PRESETS[preset][1], **_choose(options, TrainingConfig))
+    corpus, tokenizer = _read_corpus(options)
+    sizes = {**PRESETS[preset][0], **_choose(options, TransformerConfig, "vocab_size")}
+    config = TransformerConfig(len(tokenizer), **sizes)
+    Path(options["out"]).parent.mkdir(parents=True, exist_ok=True)  # now rather than after hours
+    first = ranks()[0] == 0
+    if first:
+        print(corpus, config, training_config, sep="\n")
+    told = first and options["tensorboard"]
+    with _summary_writer(options["tensorboard"]) if told else nullcontext() as writer:
+        model, log = train_on(corpus, tokenizer, config, training_config, device=device, run_folder=run, writer=writer)
+    if first:
+        seconds = {"wall": round(time.time() - start), "processor": round(time.process_time())}
+        _save_result(options, model, tokenizer, corpus, run_checkpoints(run) if run else [],
+                     training=asdict(training_config), seconds=seconds, log=log)
+        print(f"{log[-1]['step']} steps in {seconds['wall']} s;",
+              f"validation perplexity {log[-1]['valid_perplexity']:.2f}; saved in {options['out']}")
 
 
 def main(arguments=None):
     """Train from a terminal, as `python -m annotated.training --help` explains."""
     parser = build_parser()
     options = vars(parser.parse_args(arguments))
-    with one_line_errors(parser), process_group(options["device"]) as device:
+    with one_line_errors(parser), process_group(options["device"], options["timeout"]) as device:
         _train_as_told(options, device)
 
 

@@ -334,7 +334,7 @@ def test_other_files_in_the_folder_do_no_harm(saved):
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
-def test_the_average_is_the_mean(tmp_path, count):
+def test_c27_the_mean_of_checkpoints_is_the_mean_of_each_weight(tmp_path, count):
     models = [small_model(seed) for seed in range(count)]
     for seed, model in enumerate(models):
         save_checkpoint(tmp_path / str(seed), model)
@@ -347,6 +347,32 @@ def test_the_average_is_the_mean(tmp_path, count):
     small_model().load_state_dict(mean)
 
 
+def test_c27_what_is_linear_in_the_weights_gives_the_mean_of_the_outputs(tmp_path):
+    models, last = [small_model().double().eval() for _ in range(4)], "decoder.layers.0.residual.2.norm."
+    for seed, model in enumerate(models):  # the logits are linear in gain and bias of the last norm
+        torch.manual_seed(10 + seed)
+        chosen = [weight for name, weight in model.named_parameters() if name.startswith(last)]
+        assert len(chosen) == 2
+        for weight in chosen:
+            weight.data.normal_()
+        save_checkpoint(tmp_path / str(seed), model)
+    source, target = torch.randint(4, 30, (3, 5)), torch.randint(4, 30, (3, 4))
+    with torch.no_grad():
+        expected = torch.stack([model(source, target) for model in models]).mean(dim=0)
+        models[0].load_state_dict(average_checkpoints([tmp_path / str(seed) for seed in range(4)]))
+        assert (models[0](source, target) - expected).abs().max() < 1e-9 < expected.std()
+
+
+def test_c27_whole_numbers_stay_whole_numbers(tmp_path):
+    for name in ("a", "b"):
+        save_checkpoint(tmp_path / name, small_model(seed=ord(name)))
+        weights = {**load_file(tmp_path / name / "model.safetensors"), "counter": torch.tensor([3, 2**40])}
+        save_file(weights, tmp_path / "with.safetensors")
+        forge(tmp_path / name, "model.safetensors", (tmp_path / "with.safetensors").read_bytes())
+    counter = average_checkpoints([tmp_path / "a", tmp_path / "b"])["counter"]
+    assert counter.dtype == torch.int64 and counter.tolist() == [3, 2**40]
+
+
 def test_many_checkpoints_lose_no_precision(tmp_path):
     model = small_model()
     save_checkpoint(tmp_path / "one", model)
@@ -354,7 +380,7 @@ def test_many_checkpoints_lose_no_precision(tmp_path):
     assert all(torch.equal(mean[name], tensor) for name, tensor in model.state_dict().items())
 
 
-def test_mismatches_name_both_folders(tmp_path, words):
+def test_c27_mismatches_are_refused_with_both_folders(tmp_path, words):
     other_words = WordTokenizer.fit([("one two", "eins zwei")])
     save_checkpoint(tmp_path / "a", small_model(), words)
     save_checkpoint(tmp_path / "heads", small_model(h=4), words)

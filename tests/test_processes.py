@@ -2,22 +2,73 @@
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from annotated.checkpoints import MANIFEST, run_checkpoints
+from annotated.training import INTERRUPTED
+
 ROOT = Path(__file__).resolve().parent.parent
-WORKER = '''
-import copy, json
+LONG_RUN = '''
+import os, random, signal, sys, time
+from pathlib import Path
 import torch
+from annotated.checkpoints import run_checkpoints
+from annotated.training import TrainingConfig, process_group, ranks, train
+from annotated.transformer import Transformer, TransformerConfig
+
+def long_run(folder, before_forward=lambda calls: None):
+    """A run of two processes with dropout and checkpoints in a folder; `before_forward` gets the number of each call."""
+    draw, calls = random.Random(0), []
+    pairs = [([draw.randrange(4, 16) for _ in range(draw.randrange(1, 9))], [draw.randrange(4, 16)]) for _ in range(60)]
+    torch.manual_seed(ranks()[0])
+    model = Transformer(TransformerConfig(16, N=1, d_model=16, d_ff=32, h=2, dropout=0.1))
+    model.register_forward_pre_hook(lambda *_: (calls.append(1), before_forward(len(calls)))[1])
+    config = TrainingConfig(steps=40, max_tokens=64, warmup=20, factor=0.3, validate_every=10, save_every=3, keep_last=2)
+    return train(model, pairs, pairs[:9], config, show_progress=False, run_folder=folder)
+'''
+FAULTY = LONG_RUN + '''
+folder, fault, timeout = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+rank, life = int(os.environ["RANK"]), int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+note = Path(f"{folder}.{rank}.{life}")  # who this is and where it begins
+note.write_text(f"{os.getpid()} {[path.name for path in run_checkpoints(folder)][-1:]}")
+
+def act(calls):
+    if fault == "slow":
+        time.sleep(0.05)
+    elif fault != "none" and rank == 1 and calls == 22 and life == 0:
+        os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "term": signal.SIGTERM}[fault])
+
+torch.set_num_threads(1)
+with process_group("cpu", timeout):
+    try:
+        long_run(folder, act)
+    except SystemExit as stopped:
+        note.with_suffix(".code").write_text(str(stopped.code))
+        raise
+'''
+WORKER = LONG_RUN + '''
+import copy, json, math
 from torch.nn.parallel import DistributedDataParallel
 from annotated import training
 from annotated.batches import Batch
 from annotated.regularization import LabelSmoothingLoss
-from annotated.training import TrainingConfig, backward_share, process_group, ranks, sum_over_ranks, train
-from annotated.transformer import Transformer, TransformerConfig
+from annotated.training import backward_share, sum_over_ranks
+
+class Poisoned(Transformer):
+    """A model whose logits are NaN for a batch that holds the source token 9, once the rehearsal is over."""
+
+    healthy = 1
+
+    def forward(self, source, target):
+        self.healthy -= self.training
+        return super().forward(source, target) * (math.nan if self.healthy < 0 and (source == 9).any() else 1)
 
 torch.set_num_threads(1)
 with process_group("cpu"):
@@ -47,6 +98,20 @@ with process_group("cpu"):
     config = TrainingConfig(steps=50, max_tokens=32, warmup=10, factor=0.3, validate_every=1)
     report["log"] = train(model, pairs, pairs[:7], config, show_progress=False)
     report["batches"] = seen
+    training.index_stream, validate = stream, training.validation_loss
+    training.validation_loss = lambda *_, **__: 1.0
+    torch.manual_seed(0)
+    poisoned = Poisoned(model.config).double()
+    config = TrainingConfig(steps=30, max_tokens=16, warmup=10, factor=0.3, validate_every=10, max_skipped=30)
+    log = train(poisoned, pairs, pairs[:7], config, show_progress=False)
+    training.validation_loss = validate
+    report["skipped"] = [entry for row in log for entry in row.get("skipped", [])]
+    report["poisoned losses"] = [row["train_loss"] for row in log]
+    weights = sum(weight.sum().item() for weight in poisoned.state_dict().values())
+    report["poisoned weights"] = [sum_over_ranks(weights * (rank == r))[0] for r in range(world)]
+    report["poisoned pairs"] = [i for i, (source, _) in enumerate(pairs) if 9 in source]
+    if world > 1:
+        long_run(Path(sys.argv[1]))
     if rank == 0:
         print(json.dumps(report))
 '''
@@ -60,13 +125,87 @@ def execute(command):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+TORCHRUN = "-m torch.distributed.run --standalone --nproc_per_node 2".split()
+
+
 @pytest.fixture(scope="module")
-def reports(tmp_path_factory):
+def place(tmp_path_factory):
+    """A folder with the scripts."""
+    folder = tmp_path_factory.mktemp("processes")
+    (folder / "worker.py").write_text(WORKER)
+    (folder / "faulty.py").write_text(FAULTY)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def reports(place):
     """The same work by one process and by two."""
-    script = tmp_path_factory.mktemp("worker") / "worker.py"
-    script.write_text(WORKER)
-    torchrun = "-m torch.distributed.run --standalone --nproc_per_node 2".split()
-    return execute([str(script)]), execute([*torchrun, str(script)])
+    command = [str(place / "worker.py"), str(place / "undisturbed")]
+    return execute(command), execute([*TORCHRUN, *command])
+
+
+@pytest.fixture(scope="module")
+def undisturbed(reports, place):
+    """The digests of the last checkpoint of a run of two processes that nothing happened to."""
+    return digests(place / "undisturbed")
+
+
+def digests(folder):
+    """What identifies the end of a run: weights, optimiser, random numbers, log."""
+    last = run_checkpoints(folder)[-1]
+    assert last.name == "step-00000040"
+    return json.loads((last / MANIFEST).read_text())["files"]
+
+
+def launch(*command, **environment):
+    """Start Python with a command; its output can be read at its end."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **{name: str(value) for name, value in environment.items()}}
+    command = [sys.executable, *map(str, command)]
+    return subprocess.Popen(command, env=environment, text=True, stderr=subprocess.PIPE, start_new_session=True)
+
+
+def launch_two(*command):
+    """Start two processes that find each other without torchrun."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    both = {"WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return [launch(*command, RANK=rank, LOCAL_RANK=rank, **both) for rank in range(2)]
+
+
+def end(process, limit=240):
+    """Wait for a process; (exit status, what it wrote to stderr). One that takes longer is killed, and fails the test."""
+    try:
+        _, errors = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        raise
+    return process.returncode, errors
+
+
+def wait_for_checkpoint(process, folder, least, limit=240):
+    """Wait until a run has saved itself after so many steps."""
+    deadline = time.time() + limit
+    while not (newest := run_checkpoints(folder)[-1:]) or int(newest[0].name[5:]) < least:
+        assert process.poll() is None and time.time() < deadline, f"ended, or took too long, before step {least}"
+        time.sleep(0.02)
+
+
+def lives(folder):
+    """{(rank, restart): (process id, newest checkpoint at its beginning)} of a run."""
+    found = {}
+    for note in folder.parent.glob(f"{folder.name}.[01].[0-9]"):
+        process, newest = note.read_text().split(" ", 1)
+        found[tuple(map(int, note.name.split(".")[1:]))] = int(process), newest
+    return found
+
+
+def assert_all_gone(folder):
+    """No process of a run is left over."""
+    for process, _ in lives(folder).values():
+        with pytest.raises(ProcessLookupError):
+            os.kill(process, 0)
 
 
 def test_two_processes_give_the_gradient_of_one(reports):
@@ -88,7 +227,73 @@ def test_two_processes_see_the_same_batches_and_losses(reports):
     assert one["log"][-1]["valid_loss"] < one["log"][0]["valid_loss"] - 0.1, "nothing was trained"
 
 
+def test_two_processes_skip_the_same_steps_together(reports):
+    one, two = reports
+    assert one["skipped"] == two["skipped"] and 3 < len(one["skipped"]) < 27
+    assert all(set(entry["pairs"]) & set(one["poisoned pairs"]) for entry in one["skipped"])
+    assert two["poisoned weights"][0] == two["poisoned weights"][1] == pytest.approx(one["poisoned weights"][0], abs=1e-9)
+    assert two["poisoned losses"] == pytest.approx(one["poisoned losses"], abs=1e-9)
+
+
+def test_dead_process_is_started_again_and_the_run_ends_with_the_same_bits(undisturbed, place):
+    folder = place / "elastic"
+    command = [*TORCHRUN[:2], "--max-restarts", "2", *TORCHRUN[2:], place / "faulty.py", folder, "kill", 600]
+    status, errors = end(launch(*command))
+    assert status == 0, errors[-3000:]
+    begun = lives(folder)
+    assert set(begun) == {(0, 0), (1, 0), (0, 1), (1, 1)}, "not one restart of both"
+    assert begun[0, 0][1] == "[]" and begun[1, 1][1] == "['step-00000018']", "not from the last checkpoint"
+    assert digests(folder) == undisturbed
+    assert_all_gone(folder)
+
+
+def test_dead_process_without_restarts_ends_the_run_within_a_minute(place):
+    folder = place / "dead"
+    process = launch(*TORCHRUN, place / "faulty.py", folder, "kill", 600)
+    wait_for_checkpoint(process, folder, 18)  # two steps later one is dead
+    status, errors = end(process, limit=60)
+    assert status != 0 and "Signal 9 (SIGKILL)" in errors and len(lives(folder)) == 2
+    assert_all_gone(folder)
+
+
+@pytest.mark.parametrize("fault, timeout", [("kill", 600), ("stop", 5)])
+def test_process_whose_partner_is_gone_ends_with_an_error(place, fault, timeout):
+    folder = place / f"partner-{fault}"
+    first, second = launch_two(place / "faulty.py", folder, fault, timeout)
+    try:
+        wait_for_checkpoint(first, folder, 18)
+        status, errors = end(first, limit=60)
+        assert status not in (0, INTERRUPTED) and "RuntimeError" in errors
+    finally:
+        second.kill()
+        second.communicate()
+    assert run_checkpoints(folder)[-1].name == "step-00000018", "the last checkpoint before"
+
+
+def test_sigterm_to_one_of_two_processes_stops_both_after_the_same_step(undisturbed, place):
+    folder = place / "term"
+    assert [end(process)[0] for process in launch_two(place / "faulty.py", folder, "term", 60)] == [INTERRUPTED] * 2
+    assert run_checkpoints(folder)[-1].name == "step-00000020", "not saved after the step"
+    assert [end(process)[0] for process in launch_two(place / "faulty.py", folder, "none", 60)] == [0, 0]
+    assert digests(folder) == undisturbed
+
+
+def test_sigterm_to_torchrun_saves_and_leaves_nobody(place):
+    folder = place / "launcher"
+    process = launch(*TORCHRUN, place / "faulty.py", folder, "slow", 600)
+    wait_for_checkpoint(process, folder, 3)
+    process.send_signal(signal.SIGTERM)
+    status, errors = end(process, limit=60)
+    assert status == 1, errors[-3000:]
+    codes = [note.read_text() for note in place.glob("launcher.*.code")]
+    assert codes == [str(INTERRUPTED)] * 2
+    assert 3 <= int(run_checkpoints(folder)[-1].name[5:]) < 40
+    assert_all_gone(folder)
+
+
 @pytest.mark.parametrize("processes", [1, 2])
 def test_run_that_is_killed_three_times_ends_with_the_same_bits(processes):
     report = execute([str(ROOT / "tools" / "kill_loop.py"), "--kills", "3", "--processes", str(processes)])
     assert report["kills"] == 3 and report["equal to the last bit"]
+    assert report["of them while a checkpoint was written"] >= 1
+    assert report["of them before anything was saved since the kill before"] >= 1

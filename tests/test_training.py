@@ -5,16 +5,21 @@ import errno
 import json
 import math
 import os
+import shutil
 import signal
+import sys
 from collections import Counter
 from dataclasses import fields, replace
-from itertools import islice
+from itertools import chain, islice, repeat
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
 from annotated import checkpoints, training
+from annotated.batches import EncodedPairs, load_prepared, pair_lengths, prepare_corpus, token_batches, write_encoded
 from annotated.checkpoints import MANIFEST, load_checkpoint, run_checkpoints
 from annotated.corpora import Corpus
 from annotated.regularization import LabelSmoothingLoss
@@ -31,6 +36,7 @@ from annotated.training import (
     encode_pairs,
     evaluating,
     fingerprint,
+    largest_batch,
     main,
     rehearse,
     share,
@@ -376,6 +382,22 @@ def test_largest_batch_runs_first_and_leaves_no_trace():
     assert torch.equal(torch.rand(4), drawn) and all(weight.grad is None for weight in model.parameters())
 
 
+@pytest.mark.parametrize("max_tokens, d_model", [(40, 16), (64, 16), (97, 1), (97, 512), (500, 16)])
+def test_no_batch_takes_more_than_the_largest(max_tokens, d_model):
+    draw = np.random.default_rng(max_tokens)
+    pairs = [([4] * n, [5] * m) for n, m in draw.integers(0, 40, (60, 2)).tolist()]
+    longer = pair_lengths(pairs).max(axis=1)
+
+    def cost(rows, longest):
+        return rows * longest * (d_model + longest)
+
+    rows, longest = largest_batch(pairs, max_tokens, d_model)
+    cut = chain.from_iterable(token_batches(pair_lengths(pairs), max_tokens, order, seed)
+                              for order in ("bucketed", "random") for seed in range(20))
+    assert max(cost(len(batch), longer[batch].max()) for batch in cut) <= cost(rows, longest)
+    assert longest in longer and (longer <= longest).sum() >= rows and rows * longest <= max_tokens, "no such batch"
+
+
 def test_too_little_memory_is_named_before_the_first_update(monkeypatch):
     model = tiny()
 
@@ -383,7 +405,7 @@ def test_too_little_memory_is_named_before_the_first_update(monkeypatch):
         raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory")
 
     monkeypatch.setattr(model, "forward", full)
-    with pytest.raises(MemoryError, match="largest batch, .* pairs of up to 6 tokens, does not .*smaller max_tokens"):
+    with pytest.raises(MemoryError, match="largest batch, .* pairs of up to 5 tokens, does not .*smaller max_tokens"):
         train(model, PAIRS, PAIRS, QUICK, show_progress=False)
     monkeypatch.setattr(model, "forward", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -410,6 +432,81 @@ def test_compile_is_asked_for_only_on_request(monkeypatch):
     model = tiny()
     train(model, PAIRS, PAIRS, replace(QUICK, compile=True), show_progress=False)
     assert compiled == [model]
+
+
+@pytest.mark.long  # the compiler takes a minute
+@pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="torch.compile needs a C++ compiler")
+def test_compiled_model_gives_the_same_losses():
+    quick = replace(QUICK, validate_every=1)
+    torch.compiler.reset()
+    eager, fused = tiny(), tiny()
+    logs = [train(model, PAIRS, PAIRS, replace(quick, compile=model is fused), False) for model in (eager, fused)]
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0, "nothing was compiled"
+    for name in ("train_loss", "valid_loss"):
+        assert [row[name] for row in logs[1]] == pytest.approx([row[name] for row in logs[0]], abs=1e-5)
+    assert (state(eager) - state(fused)).abs().max() < 1e-3 < (state(eager) - state(tiny())).abs().max()
+
+
+def test_speed_is_real_target_tokens_a_second(monkeypatch, capsys):
+    monkeypatch.setattr(training, "time", SimpleNamespace(time=chain([100.0], repeat(104.0)).__next__))
+    told = []
+    writer = SimpleNamespace(add_scalar=lambda name, value, step: told.append((name, value, step)))
+    log = train(tiny(), PAIRS, PAIRS[:1], QUICK, writer=writer)
+    speeds = [(value, step) for name, value, step in told if name == "tokens_per_second"]
+    assert speeds == [(row["tokens"] / 4, row["step"]) for row in log]
+    batches = islice(batch_stream(PAIRS, QUICK.max_tokens, QUICK.seed), QUICK.steps)
+    seen = sum(i != PAD for batch in batches for row in batch.target_out.tolist() for i in row)
+    assert f"{seen / 4:,.0f} tokens/s, train" in capsys.readouterr().err
+
+
+# Corpora on the disk
+
+def encoded(folder, texts=TEXTS):
+    """Texts as pairs on the disk, and their tokenizer."""
+    tokenizer = WordTokenizer.fit(TEXTS)
+    return write_encoded(texts, tokenizer, folder), tokenizer
+
+
+def test_pairs_on_the_disk_train_as_the_list_does(tmp_path):
+    disk, tokenizer = encoded(tmp_path / "encoded")
+    memory, logs = encode_pairs(TEXTS, tokenizer), []
+    config = TransformerConfig(len(tokenizer), N=1, d_model=16, d_ff=16, h=2)
+    for pairs in (memory, disk):
+        torch.manual_seed(0)
+        logs.append(train(Transformer(config), pairs, pairs, replace(QUICK, steps=9), show_progress=False))
+    assert isinstance(disk, EncodedPairs) and logs[0] == logs[1] and len(logs[0]) == 5
+
+
+def test_other_pairs_on_the_disk_are_another_corpus(tmp_path):
+    disk, tokenizer = encoded(tmp_path / "one")
+    other, _ = encoded(tmp_path / "other", [*TEXTS[:3], TEXTS[0]])
+
+    def go(pairs, steps):
+        model = Transformer(TransformerConfig(len(tokenizer), N=1, d_model=16, d_ff=16, h=2))
+        return train(model, pairs, disk, replace(LONG, steps=steps), False, tmp_path / "run", tokenizer)
+
+    assert len(go(disk, 4)) == 2 and len(go(disk, 8)) == 4
+    with pytest.raises(ValueError, match="another corpus"):
+        go(other, 12)
+
+
+def test_what_does_not_fit_is_named_for_pairs_on_the_disk(tmp_path):
+    disk, tokenizer = encoded(tmp_path / "one")
+    longest = max(max(len(source), len(target)) for source, target in disk) + 1
+    first = [max(len(source), len(target)) + 1 for source, target in disk].index(longest)
+    model = Transformer(TransformerConfig(len(tokenizer), N=1, d_model=16, d_ff=16, h=2))
+    with pytest.raises(ValueError, match=f"train_pairs: pair {first} has {longest} tokens.*max_tokens={longest - 1}"):
+        train(model, disk, disk, replace(QUICK, max_tokens=longest - 1), False)
+
+
+def test_starting_does_not_read_the_pairs_on_the_disk(tmp_path, monkeypatch):
+    disk, tokenizer = encoded(tmp_path / "one", TEXTS * 200)
+    read = []
+    real = EncodedPairs.__getitem__
+    monkeypatch.setattr(EncodedPairs, "__getitem__", lambda self, index: read.append(index) or real(self, index))
+    model = Transformer(TransformerConfig(len(tokenizer), N=1, d_model=16, d_ff=16, h=2))
+    log = train(model, disk, encode_pairs(TEXTS[:1], tokenizer), replace(LONG, steps=1), False, tmp_path / "run", tokenizer)
+    assert len(log) == 1 and 0 < len(read) < 10, "one step of at most 16 tokens"
 
 
 # Long runs
@@ -444,8 +541,8 @@ def undisturbed(tmp_path):
 
 def test_sigterm_saves_and_the_run_goes_on_bit_for_bit(undisturbed, tmp_path):
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(SystemExit) as stopped:
-        run(tmp_path / "run", hook=interrupt(after=1 + 2 * 4))  # the rehearsal, then two micro-batches a step
+    with pytest.raises(SystemExit) as stopped:  # in step 4: the rehearsal, two micro-batches a step, two validation batches
+        run(tmp_path / "run", hook=interrupt(after=1 + 2 * 3 + 2 + 1))
     assert stopped.value.code == INTERRUPTED == 75 and signal.getsignal(signal.SIGTERM) is before
     assert [path.name[-2:] for path in run_checkpoints(tmp_path / "run")] == ["03", "04"], "not saved at the next step"
     log, model = run(tmp_path / "run", seed=5)
@@ -692,6 +789,49 @@ def test_command_line_goes_on_and_averages(tmp_path, capsys):
     mean = sum(state(load_checkpoint(folder).model).double() for folder in last) / 3
     assert (state(saved.model).double() - mean).abs().max() < 1e-6
     assert saved.tokenizer.as_dict() == load_checkpoint(last[0]).tokenizer.as_dict()
+
+
+def test_command_line_trains_on_a_prepared_corpus(tmp_path, capsys):
+    own = write_corpus(tmp_path / "own", TEXTS * 3)
+    prepared = prepare_corpus(str(own), tmp_path / "prepared", vocab_size=280)
+    rest = SMALL[2:]  # without --tokenizer
+    main([str(tmp_path / "prepared"), "--out", str(tmp_path / "model"), *rest])
+    saved = load_checkpoint(tmp_path / "model")
+    assert saved.tokenizer.as_dict() == prepared.tokenizer.as_dict() and saved.info["corpus"] == prepared.name
+    torch.manual_seed(0)
+    model = Transformer(saved.model.config)
+    again = load_prepared(tmp_path / "prepared")
+    config = TrainingConfig(**saved.info["training"])
+    assert train(model, list(again.train), list(again.valid), config, show_progress=False) == saved.info["log"]
+    assert torch.equal(state(model), state(saved.model))
+    capsys.readouterr()
+    new = [tmp_path / "prepared", "--out", tmp_path / "new", *rest]
+    assert "prepared from en to de with a tokenizer of its own" in refused([*new, "--tokenizer", "words"], capsys)
+    assert "leave --tokenizer, --source and --target out" in refused([*new, "--source", "de", "--target", "en"], capsys)
+    (tmp_path / "prepared" / "train" / "ids.bin").write_bytes(b"")
+    assert "ids.bin has 0 bytes" in refused(new, capsys)
+
+
+def test_tensorboard_reads_back_what_was_logged(tmp_path, capsys):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    own, curves = write_corpus(tmp_path / "own"), tmp_path / "curves"
+    main([str(own), "--out", str(tmp_path / "model"), *SMALL, "--validate_every", "2", "--tensorboard", str(curves)])
+    log, events = load_checkpoint(tmp_path / "model").info["log"], EventAccumulator(str(curves))
+    events.Reload()
+    assert [row["step"] for row in log] == [2, 4]
+    assert set(events.Tags()["scalars"]) == {*log[0], "tokens_per_second"}
+    for name in log[0]:
+        told = events.Scalars(name)
+        assert [event.step for event in told] == [2, 4]
+        assert [event.value for event in told] == pytest.approx([row[name] for row in log], rel=1e-6)
+
+
+def test_curves_without_tensorboard_are_refused(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)  # as if the package were not there
+    given = [write_corpus(tmp_path / "own"), "--out", tmp_path / "model", *SMALL, "--tensorboard", tmp_path / "curves"]
+    assert "--tensorboard needs the package tensorboard: pip install tensorboard" in refused(given, capsys)
+    assert not (tmp_path / "model").exists() and not (tmp_path / "curves").exists()
 
 
 def test_device_that_is_there_is_accepted():

@@ -1,13 +1,15 @@
-"""Kill a training run with `kill -9` at random moments, go on each time, and compare its end with an undisturbed run.
+"""Kill a training run with `kill -9`, go on each time, and compare its end with an undisturbed run.
 
     python tools/kill_loop.py --kills 20 --processes 2
 
-Weights, optimiser, random numbers and log must be equal to the last bit. Of two processes one is killed; the other has
-to end by itself within a minute. Prints what happened as JSON; the exit status is 1 if anything differs.
+The kills fall in turn at a random moment, during the write of a checkpoint, and again before the run has saved anything
+since the kill before. Weights, optimiser, random numbers and log must be equal to the last bit. Of two processes one is
+killed; the other has to end by itself within a minute. Prints what happened as JSON; the exit status is 1 if anything differs.
 """
 
 import argparse
 import json
+import math
 import os
 import platform
 import random
@@ -35,7 +37,7 @@ def work(folder, rank, processes, port):
                    "MASTER_ADDR": "127.0.0.1"}
     draw = random.Random(0)
     pairs = [([draw.randrange(4, 16) for _ in range(draw.randrange(1, 9))], [draw.randrange(4, 16)]) for _ in range(90)]
-    with process_group("cpu"):
+    with process_group("cpu", timeout=10):
         torch.manual_seed(rank)  # other first weights, which do not matter: those of rank 0 count
         model = Transformer(TransformerConfig(16, **SIZES))
         config = TrainingConfig(steps=STEPS, max_tokens=64, warmup=20, factor=0.3, validate_every=20, save_every=3,
@@ -64,15 +66,54 @@ def start(folder, processes):
     return ids
 
 
+def running(process):
+    """True until a process has ended."""
+    return os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+
+
+def parts(folder):
+    """The checkpoints in a run folder that are being written, or were when their process was killed."""
+    return {path.name for path in folder.glob(".step-*.part-*") if not path.name.endswith("-old")}
+
+
+def kill_at(process, seconds):
+    """Kill a process after some seconds; False if it had ended by then."""
+    time.sleep(seconds)
+    alive = running(process)
+    if alive:
+        os.kill(process, signal.SIGKILL)
+    return alive
+
+
+def kill_while_writing(process, folder, draw):
+    """Kill a process between the first and the last file of a checkpoint; False if it ended without an opportunity."""
+    seen, saves, wanted = parts(folder), 0, draw.randrange(1, 6)  # not always the first one
+    while running(process):
+        new = parts(folder) - seen
+        if not new:
+            continue
+        seen, saves = seen | new, saves + 1
+        if saves >= wanted:
+            time.sleep(draw.uniform(0, 0.004))
+            os.kill(process, signal.SIGSTOP)  # is it still at it?
+            os.waitid(os.P_PID, process, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+            if new & parts(folder):
+                os.kill(process, signal.SIGKILL)
+                return True
+            os.kill(process, signal.SIGCONT)
+    return False
+
+
 def finish(ids, limit=60):
-    """Wait for processes; True if all ended well. An error if one still runs after `limit` seconds."""
-    statuses, deadline = {}, time.time() + limit
+    """Wait for processes; True if all ended well. An error if one still runs `limit` seconds after the first ended."""
+    statuses, deadline = {}, math.inf
     while len(statuses) < len(ids):
         for process in ids:
             if process not in statuses:
                 done, status = os.waitpid(process, os.WNOHANG)
                 if done:
                     statuses[process] = status
+                    deadline = min(deadline, time.time() + limit)
         if time.time() > deadline:
             for process in ids:
                 if process not in statuses:
@@ -89,6 +130,29 @@ def end(folder):
     return json.loads((last / MANIFEST).read_text())["files"]
 
 
+def disturb(ids, folder, kind, duration, draw):
+    """Kill one of the processes of a run in the way of that kind; True if it was not over before."""
+    if kind == "writing":
+        return kill_while_writing(ids[0], folder, draw)  # rank 0 writes
+    return kill_at(draw.choice(ids), draw.uniform(0, (0.05 if kind == "again" else 0.5) * duration))
+
+
+def run_to_the_end(folder, options, kinds, counts, duration, draw):
+    """Train in a folder, killed on the way as often as is still wanted, and count what happened."""
+    newest, done = [None], False
+    while not done:
+        before = parts(folder)
+        ids = start(folder, options.processes)
+        if counts["kills"] < options.kills and disturb(ids, folder, kinds[counts["kills"] % len(kinds)], duration, draw):
+            counts["kills"] += 1
+            done = finish(ids)
+            newest.append([path.name for path in run_checkpoints(folder)][-1:])
+            counts["of them while a checkpoint was written"] += bool(parts(folder) - before)
+            counts["of them before anything was saved since the kill before"] += newest[-1] == newest[-2]
+        else:
+            done = finish(ids)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20)
@@ -96,29 +160,21 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    draw = random.Random(options.seed)
+    draw, runs, equal = random.Random(options.seed), 0, True
+    kinds = ("writing", "again", "moment")
+    counts = {"kills": 0, "of them while a checkpoint was written": 0,
+              "of them before anything was saved since the kill before": 0}
     with tempfile.TemporaryDirectory() as place:
         begin = time.time()
         if not finish(start(Path(place, "undisturbed"), options.processes)):
             raise SystemExit(Path(place, "undisturbed.errors").read_text())
         duration, expected = time.time() - begin, end(Path(place, "undisturbed"))
-        kills, writing, runs, equal = 0, 0, 0, True
-        while kills < options.kills:
-            folder, runs, done = Path(place, f"run{runs}"), runs + 1, False
-            while not done:
-                ids = start(folder, options.processes)
-                if kills < options.kills:
-                    time.sleep(draw.uniform(0, 1.6 * duration / options.kills if options.kills > 2 else duration / 2))
-                    victim = draw.choice(ids)
-                    running = os.waitid(os.P_PID, victim, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
-                    if running:
-                        os.kill(victim, signal.SIGKILL)
-                        kills += 1
-                done = finish(ids)
-                writing += bool(list(folder.glob(".step-*"))) and not done
+        while counts["kills"] < options.kills:
+            folder, runs = Path(place, f"run{runs}"), runs + 1
+            run_to_the_end(folder, options, kinds, counts, duration, draw)
             equal = equal and end(folder) == expected
-        report = {"processes": options.processes, "kills": kills, "of them while a checkpoint was written": writing,
-                  "runs": runs, "steps": STEPS, "equal to the last bit": equal, "seed": options.seed,
+        report = {"processes": options.processes, **counts, "runs": runs, "steps": STEPS, "equal to the last bit": equal,
+                  "seed": options.seed,
                   "command": f"python tools/kill_loop.py --kills {options.kills} --processes {options.processes}",
                   "machine": f"{platform.machine()}, Python {platform.python_version()}, PyTorch {torch.__version__}"}
     print(json.dumps(report))
