@@ -432,6 +432,14 @@ def test_what_comes_damaged_is_not_taken_for_the_data(publisher, tmp_path):
     assert (tmp_path / "a.gz").read_bytes() == body[0] and publisher.ranges_asked[-2:] == ["bytes=40000-", None]
 
 
+def test_pieces_with_another_digest_are_fetched_once_more_and_then_given_up(publisher, tmp_path):
+    publisher.files["/a.gz"], publisher.marks["/a.gz"] = os.urandom(80_000), '"one"'
+    publisher.acts += ["cut", "", "cut", ""]
+    with pytest.raises(ValueError, match="was not written"):
+        quick(publisher.address + "/a.gz", tmp_path / "a.gz", "0" * 64)
+    assert publisher.ranges_asked == [None, "bytes=40000-"] * 2 and seen(tmp_path) == []
+
+
 @pytest.mark.parametrize("left", ["no note", "another address", "other bytes", "no mark", "broken note", "shorter"])
 def test_a_part_that_may_be_of_another_file_is_not_gone_on_from(publisher, tmp_path, left):
     publisher.files["/a.gz"], publisher.marks["/a.gz"] = body, _ = os.urandom(80_000), '"one"'
