@@ -34,11 +34,12 @@ site: setup  ## render the notebooks as they are stored (or as `make book` execu
 test: setup  ## unit tests, and the stored outputs of the pages that do not train
 	$(PYTHON) tools/test.py
 
-test-long: setup  ## the tests that take longer: every mutation, runs that are killed 20 times
+test-long: setup  ## the tests that take longer: every mutation, runs that are killed 20 times, memory
 	$(PYTHON) -m pytest -q -m long tests
 	$(PYTHON) tools/mutate.py
 	$(PYTHON) tools/kill_loop.py --kills 20 --processes 1 | tee results/kill_loop_1.json
 	$(PYTHON) tools/kill_loop.py --kills 20 --processes 2 | tee results/kill_loop_2.json
+	$(PYTHON) tools/memory.py --out results/memory.json
 
 lint: setup  ## ruff over the tests and tools
 	$(PYTHON) -m ruff check .

@@ -136,7 +136,7 @@ class EncodedPairs(Sequence):
                 raise ValueError("its numbers do not agree")
             self.longest = tuple(self.manifest["longest"])  # (source, target), end tokens counted
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{manifest} is damaged ({type(error).__name__}: {error}): encode the corpus anew") from error
+            raise ValueError(f"{manifest} is damaged ({error!r}): encode the corpus anew") from error
         self.maps, arrays = [], []
         for name, kind in (("ids", dtype), ("offsets", "<i8"), ("lengths", "<i4")):
             path = self.folder / ENCODED_FILES[name]
@@ -213,7 +213,7 @@ def write_encoded(pairs, tokenizer, folder, source_language="en", target_languag
 
 # %% ../notebooks/13_batches.ipynb #c4f6faf9
 def pair_lengths(pairs):
-    """Tokens of each source and target, end tokens counted: (pairs, 2), of a list of pairs of ids or an `EncodedPairs`."""
+    """Tokens of each source and target, end tokens counted, of a list of pairs of ids or an `EncodedPairs`: (pairs, 2)."""
     if isinstance(pairs, EncodedPairs):
         return pairs.lengths
     counts = chain.from_iterable((len(source) + 1, len(target) + 1) for source, target in pairs)
@@ -234,7 +234,7 @@ def epoch_batches(pairs, max_tokens, seed, pool=1 << 20, block=1 << 12):
     if max(getattr(pairs, "longest", None) or lengths.max(axis=0)) > max_tokens:
         token_batches(lengths[: (lengths.max(axis=1) > max_tokens).argmax() + 1], max_tokens)  # says which, and stops
     blocks = np.random.default_rng(seed).permutation(-(-len(lengths) // block))
-    for number, some in enumerate(np.array_split(blocks, -(-len(lengths) // pool)), start=1):
+    for number, some in enumerate(np.array_split(blocks, min(-(-len(lengths) // pool), len(blocks))), start=1):
         indices = (some[:, None] * block + np.arange(block)).ravel()
         indices = indices[indices < len(lengths)]
         for batch in token_batches(lengths[indices], max_tokens, seed=(*seed, number)):

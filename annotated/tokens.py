@@ -241,7 +241,8 @@ class SubwordTokenizer(Tokenizer):
     def fit(cls, pairs, vocab_size=37_000, model="bpe", min_frequency=2):
         """Learn one joint vocabulary from the training pairs, both languages together.
 
-        `vocab_size` counts the special ids and the bytes; a small corpus may fill less of it.
+        `vocab_size` counts the special ids and the bytes; a small corpus may fill less of it. `pairs` is read once and may
+        be a stream: the library keeps how often each word occurs, and no sentences.
         """
         least = len(SPECIAL_PIECES) + (512 if model == "wordpiece" else 256)
         if vocab_size < least:

@@ -1,6 +1,11 @@
 """Batches (section 5.1): what is padded, what is shifted, who shares a batch, and how much of it is padding."""
 
+import hashlib
 import json
+import subprocess
+import sys
+import tracemalloc
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -9,9 +14,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from annotated import batches as module
-from annotated.batches import Batch, main, pad, padding_share, token_batches
-from annotated.corpora import Corpus, load_corpus
-from annotated.tokens import BEGIN, END, PAD
+from annotated.batches import (
+    Batch,
+    EncodedPairs,
+    epoch_batches,
+    load_prepared,
+    main,
+    pad,
+    padding_share,
+    pair_lengths,
+    prepare_corpus,
+    token_batches,
+    write_encoded,
+)
+from annotated.corpora import Corpus, PairStream, load_corpus
+from annotated.tokens import BEGIN, END, PAD, SubwordTokenizer
 
 ids = st.lists(st.integers(3, 50), max_size=9)
 pairs_of_ids = st.lists(st.tuples(ids, ids), min_size=1, max_size=8)
@@ -164,3 +181,313 @@ def test_c22_the_command_writes_its_result(tmp_path, monkeypatch, capsys):
     assert result["data"] == "mine, train, 40 pairs, en-de" and result["seed"] == 3 and "--seed 3" in result["command"]
     main(arguments)
     assert json.loads(capsys.readouterr().out)["shares"] == result["shares"]
+
+
+# --- memory-mapped pairs --------------------------------------------------------------------------------------------
+
+TEXTS = [(f"word{'y' * (n % 19)} {n}", f"Wort{'z' * (n % 13)} {n}") for n in range(200)]
+
+
+class Letters:
+    """A tokenizer that is easy to check: one id for each letter."""
+
+    def __init__(self, size=300):
+        self.size = size
+
+    def __len__(self):
+        return self.size
+
+    def encode_batch(self, texts, language=None):
+        assert language in ("en", "de")
+        return [[3 + ord(letter) % (self.size - 3) for letter in text] for text in texts]
+
+    def as_dict(self):
+        return {"size": self.size}
+
+
+def expected(texts, tokenizer):
+    return [tuple(tokenizer.encode_batch(pair, "en")) for pair in texts]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_encoded(iter(TEXTS), Letters(), tmp_path / "pairs", chunk=7)
+    return tmp_path / "pairs"
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 200, 10_000])
+@pytest.mark.parametrize("size, dtype", [(300, "<u2"), (65_536, "<u2"), (65_537, "<i4"), (1_000_000, "<i4")])
+def test_encoded_pairs_are_the_list_of_pairs(tmp_path, chunk, size, dtype):
+    texts = [*TEXTS, ("", ""), ("", "x"), ("x", ""), ("🙂" * 9, "日本")]
+    pairs, wanted = write_encoded(iter(texts), Letters(size), tmp_path / "p", chunk=chunk), expected(texts, Letters(size))
+    assert pairs.manifest["dtype"] == dtype and len(pairs) == len(texts) and list(pairs) == wanted
+    assert pairs[0] == wanted[0] and pairs[-1] == wanted[-1] and pairs[np.int64(5)] == wanted[5]
+    assert pairs[3:9:2] == wanted[3:9:2] and type(pairs[0][0]) is list and type(pairs[0][0][0]) is int
+    for wrong in (len(texts), -len(texts) - 1):
+        with pytest.raises(IndexError):
+            pairs[wrong]
+    lengths = np.array([(len(source) + 1, len(target) + 1) for source, target in wanted])
+    assert (pair_lengths(pairs) == lengths).all() and (pair_lengths(wanted) == lengths).all()
+    assert pairs.longest == tuple(lengths.max(axis=0)) and pairs.manifest["languages"] == ["en", "de"]
+    pairs.release()
+    assert pairs[7] == wanted[7]
+
+
+def test_lengths_are_known_without_reading_the_ids(folder):
+    pairs = EncodedPairs(folder)
+    pairs.ids = None
+    assert pair_lengths(pairs).shape == (200, 2) and len(list(epoch_batches(pairs, 256, (0, 0)))) > 1
+    assert pair_lengths([]).shape == (0, 2)
+
+
+def test_the_digest_stands_for_the_contents(tmp_path):
+    made = [write_encoded(texts, Letters(size), tmp_path / str(number)) for number, (texts, size) in
+            enumerate([(TEXTS, 300), (TEXTS, 300), (TEXTS[::-1], 300), (TEXTS, 301), (TEXTS[:-1], 300)])]
+    digests = [pairs.digest for pairs in made]
+    assert digests[0] == digests[1] and len(set(digests)) == 4
+    assert digests[0] == hashlib.sha256((tmp_path / "0" / "manifest.json").read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("file", ["ids.bin", "offsets.bin", "lengths.bin"])
+@pytest.mark.parametrize("damage", ["truncated", "longer", "missing", "flipped"])
+def test_a_damaged_folder_is_refused_by_the_name_of_the_file(folder, file, damage):
+    data = bytearray((folder / file).read_bytes())
+    data[len(data) // 2] ^= 1
+    (folder / file).write_bytes({"truncated": data[:-8], "longer": data + b"xx", "flipped": data}.get(damage, b""))
+    if damage == "missing":
+        (folder / file).unlink()
+    message = {"truncated": "bytes, expected", "longer": "bytes, expected", "missing": "is missing",
+               "flipped": "has other contents"}[damage]
+    with pytest.raises(ValueError, match=f"{file} .*{message}.*: encode the corpus anew"):
+        EncodedPairs(folder, check=True)
+    if damage == "flipped":  # only who reads it all can see that
+        assert len(EncodedPairs(folder)) == 200
+    else:
+        with pytest.raises(ValueError, match=message):
+            EncodedPairs(folder)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"pairs": 3}'])
+def test_a_damaged_manifest_is_named(folder, text):
+    (folder / "manifest.json").write_text(text)
+    with pytest.raises(ValueError, match="manifest.json is damaged"):
+        EncodedPairs(folder)
+    (folder / "manifest.json").unlink()
+    with pytest.raises(FileNotFoundError, match="no encoded pairs"):
+        EncodedPairs(folder)
+
+
+def test_a_manifest_of_other_numbers_is_refused(folder):
+    manifest = json.loads((folder / "manifest.json").read_text())
+    for change in ({"pairs": 199}, {"dtype": "<f8"}, {"longest": 3}):
+        (folder / "manifest.json").write_text(json.dumps(manifest | change))
+        with pytest.raises(ValueError, match="manifest.json is damaged"):
+            EncodedPairs(folder)
+
+
+def test_pairs_are_written_whole_or_not_at_all(tmp_path):
+    def breaks():
+        yield from TEXTS
+        raise RuntimeError("the line went dead")
+
+    with pytest.raises(RuntimeError):
+        write_encoded(breaks(), Letters(), tmp_path / "p", chunk=20)
+    with pytest.raises(ValueError, match=r"no pairs to encode into .*p \(0 were longer"):
+        write_encoded([], Letters(), tmp_path / "p")
+    with pytest.raises(ValueError, match=r"200 were longer than max_length=3"):
+        write_encoded(TEXTS, Letters(), tmp_path / "p", max_length=3)
+    assert list(tmp_path.iterdir()) == []
+    write_encoded(TEXTS, Letters(), tmp_path / "p")
+    with pytest.raises(FileExistsError, match="exists already"):
+        write_encoded(TEXTS, Letters(), tmp_path / "p")
+
+
+def test_pairs_that_are_too_long_are_left_out_and_counted(tmp_path):
+    wanted = [pair for pair in expected(TEXTS, Letters()) if max(map(len, pair)) + 1 <= 20]
+    pairs = write_encoded(TEXTS, Letters(), tmp_path / "p", max_length=20, chunk=11)
+    assert list(pairs) == wanted and pairs.manifest["dropped"] == 200 - len(wanted) > 0 and max(pairs.longest) <= 20
+
+
+def test_writing_takes_the_memory_of_a_chunk(tmp_path):
+    many = ((f"word {n} " * 9, f"Wort {n} " * 9) for n in range(4000))
+    tracemalloc.start()
+    pairs = write_encoded(many, Letters(), tmp_path / "p", chunk=100)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert pairs.manifest["files"]["ids.bin"]["bytes"] > 1e6 and peak < 0.7e6
+
+
+# --- epochs ---------------------------------------------------------------------------------------------------------
+
+
+def the_same(one, other):
+    return [batch.tolist() for batch in one] == [batch.tolist() for batch in other]
+
+
+def test_small_corpora_get_the_batches_of_token_batches(folder):
+    pairs = EncodedPairs(folder)
+    for seed in ((0, 0), (0, 1), (5, 3)):
+        wanted = token_batches(pair_lengths(list(pairs)), 300, seed=seed)
+        assert the_same(epoch_batches(pairs, 300, seed), wanted) and the_same(epoch_batches(list(pairs), 300, seed), wanted)
+
+
+@settings(deadline=None, max_examples=30)
+@given(length_pairs, st.integers(60, 600), st.integers(1, 30), st.integers(1, 9), st.integers(0, 99), st.integers(0, 9))
+def test_an_epoch_of_pools_holds_every_pair_once_within_the_budget(lengths, max_tokens, pool, block, seed, epoch):
+    pairs = [([7] * (n - 1), [7] * (m - 1)) for n, m in lengths]
+    batches = list(epoch_batches(pairs, max_tokens, (seed, epoch), pool, block))
+    assert sorted(np.concatenate(batches).tolist()) == list(range(len(pairs)))
+    assert all(np.array(lengths)[batch].max() * len(batch) <= max_tokens for batch in batches)
+    assert the_same(batches, epoch_batches(pairs, max_tokens, (seed, epoch), pool, block))
+
+
+class Lengths(EncodedPairs):
+    """Pairs of which only the lengths exist."""
+
+    def __init__(self, lengths):
+        self.lengths, self.maps, self.longest = lengths, [], tuple(lengths.max(axis=0).tolist())
+
+    def __len__(self):
+        return len(self.lengths)
+
+
+def many(count, seed=0):
+    draw = np.random.default_rng(seed)
+    source = np.clip(draw.lognormal(3.2, 0.6, count).round(), 2, 200)
+    target = np.clip((source * draw.lognormal(0.05, 0.18, count)).round(), 2, 200)
+    return Lengths(np.stack([source, target], axis=1).astype("<i4"))
+
+
+def test_pools_mix_the_corpus_and_hardly_add_padding():
+    pairs = many(50_000)
+    batches = list(epoch_batches(pairs, 4096, (0, 1), pool=10_000, block=250))
+    assert padding_share(pairs.lengths, batches) < 0.1
+    first = np.concatenate(batches)[:10_000]
+    assert len(set((first // 250).tolist())) == 40 and first.min() < 10_000 and first.max() > 40_000
+    assert (np.abs(np.diff(first)) > 250).mean() > 0.9  # neighbours come from different blocks
+    lengths = pairs.lengths.max(axis=1)
+    means = [lengths[batch].mean() for batch in batches[:40]]
+    assert np.std(means) > 5  # batches in random order, not from short to long
+
+
+def test_every_epoch_has_another_order_and_the_seed_alone_decides():
+    pairs, take = many(5000), {}
+    state = np.random.get_state()[1].tolist()
+    for seed in ((0, 0), (0, 1), (1, 0)):
+        take[seed] = [batch.tolist() for batch in epoch_batches(pairs, 2000, seed, pool=1000, block=50)]
+        np.random.seed(3)
+        assert take[seed] == [batch.tolist() for batch in epoch_batches(pairs, 2000, seed, pool=1000, block=50)]
+        np.random.set_state(("MT19937", state, 624, 0, 0.0))
+    sets = [{frozenset(batch) for batch in batches if len(batch) > 9} for batches in take.values()]
+    assert not sets[0] & sets[1] and not sets[0] & sets[2] and not sets[1] & sets[2]
+
+
+def test_the_first_batch_of_a_large_corpus_needs_one_pool_only(monkeypatch):
+    sizes, real = [], token_batches
+    monkeypatch.setattr(module, "token_batches", lambda lengths, *a, **b: sizes.append(len(lengths)) or real(lengths, *a, **b))
+    released = []
+    monkeypatch.setattr(EncodedPairs, "release", lambda self: released.append(len(sizes)))
+    stream = epoch_batches(many(30_000), 4096, (0, 0), pool=5_000, block=100)
+    assert len(list(islice(stream, 3))) == 3 and sizes == [5_000]
+    assert sum(map(len, stream)) > 20_000 and sizes == [5_000] * 6 and released == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_pair_that_is_too_long_is_named_by_its_place_in_the_corpus():
+    pairs = many(5000)
+    pairs.lengths[4321, 1], pairs.longest = 999, (200, 999)
+    with pytest.raises(ValueError, match="pair 4321 has 999 tokens, more than max_tokens=500"):
+        next(epoch_batches(pairs, 500, (0, 0), pool=1000, block=100))
+    plain = [([7] * 5, [7] * 5)] * 50 + [([7] * 5, [7] * 99)]
+    with pytest.raises(ValueError, match="pair 50 has 100 tokens, more than max_tokens=60"):
+        next(epoch_batches(plain, 60, (0, 0), pool=10, block=2))
+    with pytest.raises(ValueError, match="at least one pair"):
+        next(epoch_batches([], 60, (0, 0)))
+
+
+# --- prepared corpora -----------------------------------------------------------------------------------------------
+
+NOISE = [("", "leer"), ("kaputt\ufffd", "broken"), ("a b c d e", "f"), ("same", "same")]
+
+
+@pytest.fixture
+def corpus(monkeypatch):
+    made = Corpus("mine", "en", "de", PairStream((lambda: TEXTS, lambda: NOISE)), [*TEXTS[:5], ("", "leer")], [])
+    monkeypatch.setattr(module, "load_corpus", lambda name, root=None, source=None, target=None: made)
+    return made
+
+
+def test_a_corpus_is_prepared_once(corpus, tmp_path, monkeypatch):
+    made = prepare_corpus("mine", tmp_path / "p", 300)
+    assert (made.name, made.source_language, made.target_language, len(made.tokenizer)) == ("mine", "en", "de", 300)
+    for pairs, texts in ((made.train, TEXTS), (made.valid, corpus.valid)):  # validation is not cleaned
+        assert [tuple(map(made.tokenizer.decode, pair)) for pair in pairs] == texts
+    assert made.facts["cleaning"] == {"kept": 200, "empty": 1, "broken": 1, "ratio": 1, "copied": 1, "overlong in tokens": 0}
+    assert made.tokenizer.as_dict() == SubwordTokenizer.fit(TEXTS, 300).as_dict()
+    monkeypatch.setattr(module, "load_corpus", None)  # from here on nothing is read again
+    for again in (prepare_corpus("mine", tmp_path / "p", 300), load_prepared(tmp_path / "p", check=True)):
+        assert again.train.digest == made.train.digest and list(again.valid) == list(made.valid)
+        assert again.tokenizer.as_dict() == made.tokenizer.as_dict() and again.facts == made.facts
+    for change, message in (({"vocab_size": 310}, "vocab_size 300, not 310"), ({"seed": 1}, "seed 0, not 1"),
+                            ({"name": "other"}, "corpus 'mine', not 'other'"),
+                            ({"target_language": "fr"}, r"languages \['en', 'de'\], not \['en', 'fr'\]")):
+        with pytest.raises(ValueError, match=f"was prepared with {message}: give another folder"):
+            prepare_corpus(**{"name": "mine", "folder": tmp_path / "p", "vocab_size": 300} | change)
+
+
+def test_the_vocabulary_may_be_learnt_from_a_share(corpus, tmp_path):
+    whole, some, again = (prepare_corpus("mine", tmp_path / str(n), 290, share=share, seed=4).tokenizer.as_dict()
+                          for n, share in enumerate((1.0, 0.1, 0.1)))
+    assert some == again and some != whole
+
+
+def test_long_sentences_are_left_out_of_training(corpus, tmp_path):
+    longer = pair_lengths(prepare_corpus("mine", tmp_path / "all", 300).train).max(axis=1)
+    limit = 4
+    made = prepare_corpus("mine", tmp_path / "p", 300, max_length=limit)
+    assert len(made.train) == (longer <= limit).sum() < 200 and max(made.train.longest) <= limit and len(made.valid) == 6
+    assert made.facts["cleaning"]["kept"] == len(made.train)
+    assert sum(made.facts["cleaning"].values()) == 204
+
+
+def test_a_preparation_that_fails_leaves_nothing(corpus, tmp_path):
+    corpus.train = PairStream((lambda: iter(TEXTS), lambda: (_ for _ in ()).throw(RuntimeError)))
+    with pytest.raises(RuntimeError):
+        prepare_corpus("mine", tmp_path / "p", 300)
+    corpus.train, corpus.valid = TEXTS, []
+    with pytest.raises(ValueError, match="no pairs to encode"):
+        prepare_corpus("mine", tmp_path / "p", 300)
+    assert [path.name for path in tmp_path.iterdir() if path.suffix != ".lock"] == []
+    with pytest.raises(FileNotFoundError, match="holds no prepared corpus"):
+        load_prepared(tmp_path / "p")
+
+
+@pytest.mark.parametrize("part", ["tokenizer", "train", "valid", "prepared.json"])
+def test_parts_of_two_preparations_do_not_go_together(corpus, tmp_path, part):
+    prepare_corpus("mine", tmp_path / "one", 300)
+    corpus.train, corpus.valid = TEXTS[::-1], TEXTS[7:9]
+    prepare_corpus("mine", tmp_path / "two", 290)
+    name = part + ".json" * (part == "tokenizer")
+    (tmp_path / "one" / name).rename(tmp_path / "gone")
+    (tmp_path / "two" / name).rename(tmp_path / "one" / name)
+    with pytest.raises(ValueError, match="is not the one that prepared.json names"):
+        load_prepared(tmp_path / "one")
+    (tmp_path / "one" / "prepared.json").write_text("{")
+    with pytest.raises(ValueError, match="prepared.json is damaged"):
+        load_prepared(tmp_path / "one")
+
+
+def test_the_command_prepares(corpus, tmp_path, capsys):
+    main(["prepare", "mine", str(tmp_path / "p"), "--vocab-size", "700", "--model", "wordpiece", "--max-length", "99"])
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["model"] == "wordpiece" and facts["cleaning"]["kept"] == 200 and facts["max_length"] == 99
+    assert load_prepared(tmp_path / "p").tokenizer.model == "wordpiece"
+    with pytest.raises(SystemExit, match="2"):
+        main(["prepare", "mine", str(tmp_path / "p"), "--vocab-size", "300"])
+    assert "was prepared with vocab_size 700, not 300" in capsys.readouterr().err
+
+
+def test_another_process_reads_the_same(folder):
+    code = f"from annotated.batches import *; p = EncodedPairs({str(folder)!r}); print(p.digest, p[42], len(list(p)))"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    pairs = EncodedPairs(folder)
+    assert said == f"{pairs.digest} {pairs[42]} 200\n"

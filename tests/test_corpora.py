@@ -9,8 +9,11 @@ import io
 import json
 import lzma
 import os
+import tarfile
 import threading
+import tracemalloc
 import zipfile
+from itertools import count, islice
 
 import pytest
 from hypothesis import given, settings
@@ -19,14 +22,22 @@ from hypothesis import strategies as st
 from annotated import corpora
 from annotated.corpora import (
     CORPORA,
+    PartFile,
+    clean_pairs,
     fetch,
     fetch_known,
     load_corpus,
+    open_text,
+    pair_fault,
+    pair_lines,
     read_lines,
+    read_pairs,
     read_parallel,
     read_table,
     split_pairs,
+    stream_lines,
     whole_file,
+    whole_folder,
     write_split,
 )
 from annotated.toy_language import ToySentence
@@ -56,21 +67,52 @@ def write_tables(folder, packing=""):
     return folder
 
 
+def sha256(data):
+    return hashlib.sha256(data).hexdigest()
+
+
 def left_over(folder):
     return [path.name for path in folder.rglob("*") if path.name.endswith(".part")]
 
 
 class Publisher(http.server.BaseHTTPRequestHandler):
-    """Serves the dictionary `files` of its server; a name in `cut` stops after half of the bytes it promised."""
+    """Serves the dictionary `files` of its server; `acts` says what goes wrong, request by request, then no more."""
 
     def do_GET(self):
         self.server.asked.append(self.path)
-        body = self.server.files.get(self.path)
-        self.send_response(404 if body is None else 200)
-        self.send_header("Content-Length", str(len(body or b"")))
+        self.server.ranges_asked.append(self.headers.get("Range"))
+        act = self.server.acts.pop(0) if self.server.acts else ""
+        if callable(act):
+            act = act() or ""
+        body, mark, start = self.server.files.get(self.path), self.server.marks.get(self.path), 0
+        if self.path in self.server.redirects:
+            self.send_response(302)
+            self.send_header("Location", self.server.redirects[self.path])
+            self.send_header("Content-Length", "0")
+            return self.end_headers()
+        asked = self.headers.get("Range")
+        if body is not None and self.server.ranges and asked and act != "no range":
+            if self.headers.get("If-Range") in (mark, None) or act == "any range":
+                start = int(asked.removeprefix("bytes=").removesuffix("-"))
+        code = 404 if body is None else 503 if act == "busy" else 206 if start else 200
+        self.send_response(416 if start and start >= len(body) else code)
+        sent = b"" if body is None or act == "busy" else body[start:]
+        if mark:
+            self.send_header("ETag", mark)
+        if start:
+            shown = 0 if act == "wrong range" else start
+            self.send_header("Content-Range", f"bytes {shown}-{len(body) - 1}/{len(body)}")
+        if act != "no length":
+            self.send_header("Content-Length", str(len(sent)))
         self.end_headers()
-        if body:
-            self.wfile.write(body[: len(body) // 2] if self.path in self.server.cut else body)
+        if act == "corrupt":
+            sent = sent[:10] + bytes([sent[10] ^ 1]) + sent[11:]
+        if act in ("cut", "stall", "corrupt and cut"):
+            sent = (b"x" if act.startswith("corrupt") else sent[:1]) + sent[1 : len(sent) // 2]
+        with contextlib.suppress(ConnectionError):
+            self.wfile.write(sent)
+        if act == "stall":
+            self.server.released.wait(10)
 
     def log_message(self, *arguments):
         pass
@@ -79,14 +121,21 @@ class Publisher(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def publisher():
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Publisher)
-    server.files, server.cut, server.asked = {}, set(), []
+    server.files, server.asked, server.ranges_asked, server.acts = {}, [], [], []
+    server.marks, server.ranges, server.redirects, server.released = {}, True, {}, threading.Event()
     server.address = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     yield server
+    server.released.set()
     server.shutdown()
     server.server_close()
     thread.join()
+
+
+def seen(folder):
+    """What lies in a folder, locks apart."""
+    return sorted(path.name for path in folder.iterdir() if not path.name.endswith(".lock"))
 
 
 # --- reading text ---------------------------------------------------------------------------------------------------
@@ -129,7 +178,7 @@ def test_an_empty_file_is_an_error(tmp_path):
 @pytest.mark.parametrize("packing", [".gz", ".xz"])
 @pytest.mark.parametrize("damage", ["cut", "not packed", "flipped"])
 def test_a_damaged_packed_file_is_named(tmp_path, packing, damage):
-    good = PACK[packing](os.urandom(500) + b"\n")
+    good = PACK[packing](os.urandom(500).hex().encode() + b"\n")
     middle = len(good) // 2
     bad = {"cut": good[:-10], "not packed": b"plain text\n",
            "flipped": good[:middle] + bytes([good[middle] ^ 0xFF]) + good[middle + 1:]}[damage]
@@ -291,7 +340,11 @@ def test_fetch_brings_the_publishers_bytes(publisher, tmp_path, capsys):
     assert "a.gz: 100%" in capsys.readouterr().err  # the progress bar
 
 
-@pytest.mark.parametrize("fault", ["404", "cut short", "wrong digest", "nobody there"])
+def quick(address, path, sha256=None, attempts=3):
+    return fetch(address, path, sha256, timeout=0.3, attempts=attempts, pause=0)
+
+
+@pytest.mark.parametrize("fault", ["404", "wrong digest", "nobody there", "redirect without end"])
 def test_a_failed_download_says_so_and_leaves_nothing(publisher, tmp_path, fault):
     publisher.files["/a.gz"] = body = os.urandom(100_000)
     address, digest, error = publisher.address + "/a.gz", None, ConnectionError
@@ -299,24 +352,161 @@ def test_a_failed_download_says_so_and_leaves_nothing(publisher, tmp_path, fault
     message = rf"could not fetch {address} .*put it at {path}"
     if fault == "404":
         del publisher.files["/a.gz"]
-    elif fault == "cut short":
-        publisher.cut.add("/a.gz")
     elif fault == "wrong digest":
         digest, error = "0" * 64, ValueError
         message = f"{hashlib.sha256(body).hexdigest()}, expected {digest}: {path} was not written"
+    elif fault == "redirect without end":
+        publisher.redirects |= {"/a.gz": "/b.gz", "/b.gz": "/a.gz"}
     else:
         address = "http://127.0.0.1:9/a.gz"
         message = rf"could not fetch {address}"
     with pytest.raises(error, match=message):
-        fetch(address, path, digest)
-    assert list(tmp_path.iterdir()) == []
+        quick(address, path, digest)
+    assert seen(tmp_path) == []
+    if fault == "404":
+        assert publisher.asked == ["/a.gz"]  # that answer is final
+    assert len(publisher.asked) < 20
+
+
+def test_a_redirect_is_followed(publisher, tmp_path):
+    publisher.files["/new/a.gz"] = body = os.urandom(1000)
+    publisher.redirects["/a.gz"] = publisher.address + "/new/a.gz"
+    quick(publisher.address + "/a.gz", tmp_path / "a.gz")
+    assert (tmp_path / "a.gz").read_bytes() == body
+
+
+def test_a_broken_download_goes_on_where_it_broke_off(publisher, tmp_path):
+    publisher.files["/a.gz"], publisher.marks["/a.gz"] = os.urandom(80_000), '"one"'
+    publisher.acts += ["cut", "busy", "stall", "cut", "cut", "cut", "cut"]  # more breaks than attempts: each brought more
+    assert quick(publisher.address + "/a.gz", tmp_path / "a.gz") == sha256(publisher.files["/a.gz"])
+    assert publisher.ranges_asked == [None, *(f"bytes={80_000 - 80_000 // 2**n}-" for n in (1, 1, 2, 3, 4, 5, 6))]
+    assert (tmp_path / "a.gz").read_bytes() == publisher.files["/a.gz"] and seen(tmp_path) == ["a.gz"]
+
+
+def test_the_next_call_goes_on_too_and_only_a_whole_file_gets_the_name(publisher, tmp_path):
+    publisher.files["/a.gz"], publisher.marks["/a.gz"] = os.urandom(80_000), '"one"'
+    publisher.acts += ["cut"]
+    with pytest.raises(ConnectionError, match="40,000 of 80,000 bytes came"):
+        quick(publisher.address + "/a.gz", tmp_path / "a.gz", attempts=1)
+    assert seen(tmp_path) == ["a.gz.part", "a.gz.part.json"]
+    quick(publisher.address + "/a.gz", tmp_path / "a.gz")
+    assert publisher.ranges_asked == [None, "bytes=40000-"]
+    assert (tmp_path / "a.gz").read_bytes() == publisher.files["/a.gz"] and seen(tmp_path) == ["a.gz"]
+
+
+@pytest.mark.parametrize("fault", ["stall", "busy", "cut"])
+def test_a_server_that_never_recovers_ends_with_an_error(publisher, tmp_path, fault):
+    publisher.files["/a.gz"] = os.urandom(80_000)
+    publisher.acts += [fault] * 9
+    with pytest.raises(ConnectionError, match="could not fetch"):
+        quick(publisher.address + "/a.gz", tmp_path / "a.gz")
+    assert not (tmp_path / "a.gz").exists() and len(publisher.asked) == 3 + (fault != "busy") - 1 + (fault == "busy")
+
+
+@pytest.mark.parametrize("fault", ["changed", "changed, If-Range ignored", "no ranges", "no mark", "wrong range",
+                                   "shorter now"])
+def test_two_files_are_never_glued_together(publisher, tmp_path, fault):
+    publisher.files["/a.gz"], publisher.marks["/a.gz"] = old, _ = os.urandom(80_000), '"one"'
+
+    def change():
+        publisher.files["/a.gz"], publisher.marks["/a.gz"] = os.urandom(30_000 if "short" in fault else 80_000), '"two"'
+        return "any range" if "ignored" in fault or "short" in fault else ""
+
+    publisher.acts += ["cut", change if "change" in fault or "short" in fault else fault.replace("ranges", "range")]
+    if fault == "no mark":
+        publisher.marks.clear()
+        publisher.acts[1] = change
+    quick(publisher.address + "/a.gz", tmp_path / "a.gz")
+    assert (tmp_path / "a.gz").read_bytes() == publisher.files["/a.gz"] and seen(tmp_path) == ["a.gz"]
+    assert (publisher.files["/a.gz"] == old) == (fault in ("no ranges", "wrong range"))
+
+
+def test_what_comes_damaged_is_not_taken_for_the_data(publisher, tmp_path):
+    publisher.files["/a.gz"], publisher.marks["/a.gz"] = body = os.urandom(80_000), '"one"'
+    publisher.acts += ["corrupt"]
+    with pytest.raises(ValueError, match="was not written"):
+        quick(publisher.address + "/a.gz", tmp_path / "a.gz", sha256(body[0]))
+    assert seen(tmp_path) == []
+    publisher.acts += ["corrupt and cut"]  # the damage is in the half that was there: everything anew
+    quick(publisher.address + "/a.gz", tmp_path / "a.gz", sha256(body[0]))
+    assert (tmp_path / "a.gz").read_bytes() == body[0] and publisher.ranges_asked[-2:] == ["bytes=40000-", None]
+
+
+def test_pieces_with_another_digest_are_fetched_once_more_and_then_given_up(publisher, tmp_path):
+    publisher.files["/a.gz"], publisher.marks["/a.gz"] = os.urandom(80_000), '"one"'
+    publisher.acts += ["cut", "", "cut", ""]
+    with pytest.raises(ValueError, match="was not written"):
+        quick(publisher.address + "/a.gz", tmp_path / "a.gz", "0" * 64)
+    assert publisher.ranges_asked == [None, "bytes=40000-"] * 2 and seen(tmp_path) == []
+
+
+@pytest.mark.parametrize("left", ["no note", "another address", "other bytes", "no mark", "broken note", "shorter"])
+def test_a_part_that_may_be_of_another_file_is_not_gone_on_from(publisher, tmp_path, left):
+    publisher.files["/a.gz"], publisher.marks["/a.gz"] = body, _ = os.urandom(80_000), '"one"'
+    address, part, note = publisher.address + "/a.gz", tmp_path / "a.gz.part", tmp_path / "a.gz.part.json"
+    part.write_bytes(body[:999] if left == "shorter" else body[:500] + b"x" * 500)
+    facts = {"address": address, "bytes": 1000, "sha256": sha256(part.read_bytes()), "mark": '"one"', "total": 80_000}
+    facts |= {"another address": {"address": address + "x"}, "other bytes": {"sha256": sha256(b"x")},
+              "no mark": {"mark": None}, "shorter": {"sha256": sha256(body[:1000])}}.get(left, {})
+    if left != "no note":
+        note.write_text(json.dumps(facts)[: 20 if left == "broken note" else None])
+    quick(address, tmp_path / "a.gz")
+    assert publisher.ranges_asked == [None]
+    assert (tmp_path / "a.gz").read_bytes() == body and seen(tmp_path) == ["a.gz"]
+
+
+def test_bytes_that_were_not_safe_yet_are_not_trusted(publisher, tmp_path):
+    publisher.files["/a.gz"], publisher.marks["/a.gz"] = body, _ = os.urandom(80_000), '"one"'
+    address = publisher.address + "/a.gz"
+    with PartFile(tmp_path / "a.gz", address) as part:
+        part.restart('"one"', 80_000)
+        part.write(body[:30_000])
+        part.keep()
+        part.write(b"\0" * 999)  # as after a power cut
+    quick(address, tmp_path / "a.gz")
+    assert (tmp_path / "a.gz").read_bytes() == body and publisher.ranges_asked == ["bytes=30000-"]
+
+
+def test_a_file_of_unknown_length_needs_a_digest(publisher, tmp_path):
+    publisher.files["/a.gz"] = body = os.urandom(1000)
+    publisher.acts += ["no length"] * 3
+    with pytest.raises(ConnectionError, match="does not say how long the file is"):
+        quick(publisher.address + "/a.gz", tmp_path / "a.gz")
+    assert seen(tmp_path) == []
+    publisher.acts[:] = ["no length"]
+    quick(publisher.address + "/a.gz", tmp_path / "a.gz", sha256(body))
+    assert (tmp_path / "a.gz").read_bytes() == body
+
+
+def test_a_full_disk_is_an_error_and_leaves_the_older_file(publisher, tmp_path, monkeypatch):
+    publisher.files["/a.gz"] = os.urandom(80_000)
+    (tmp_path / "a.gz").write_bytes(b"older")
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ConnectionError, match="No space left on device"):
+        quick(publisher.address + "/a.gz", tmp_path / "a.gz")
+    assert (tmp_path / "a.gz").read_bytes() == b"older"
+
+
+def test_two_that_fetch_the_same_file_do_not_mix(publisher, tmp_path):
+    publisher.files["/a.gz"], publisher.marks["/a.gz"] = body, _ = os.urandom(500_000), '"one"'
+    publisher.acts += ["cut", "cut", "cut"]
+    threads = [threading.Thread(target=quick, args=(publisher.address + "/a.gz", tmp_path / "a.gz")) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (tmp_path / "a.gz").read_bytes() == body and seen(tmp_path) == ["a.gz"]
 
 
 def test_a_failed_download_leaves_the_older_file(publisher, tmp_path):
     (tmp_path / "a.gz").write_bytes(b"older")
     publisher.files["/a.gz"] = os.urandom(1000)
     with pytest.raises(ValueError):
-        fetch(publisher.address + "/a.gz", tmp_path / "a.gz", "0" * 64)
+        quick(publisher.address + "/a.gz", tmp_path / "a.gz", "0" * 64)
     assert (tmp_path / "a.gz").read_bytes() == b"older"
 
 
@@ -522,3 +712,235 @@ def test_a_corpus_prints_in_one_line(tmp_path):
     corpus = load_corpus(write_folder(tmp_path / "mine"))
     assert str(corpus) == "mine (en to de): train 2, valid 1, test 1"
     assert "dog" not in repr(corpus)
+
+
+# --- WMT: archives, read in place and as a stream -------------------------------------------------------------------
+
+
+def tar(members, mode="w:gz"):
+    """An archive of {name: bytes, or a TarInfo with something special about it}."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode=mode) as file:
+        for name, body in members.items():
+            entry = body if isinstance(body, tarfile.TarInfo) else tarfile.TarInfo(name)
+            data = b"" if entry is body else body
+            entry.size = len(data)
+            file.addfile(entry, io.BytesIO(data))
+    return packed.getvalue()
+
+
+def special(name, kind, link=""):
+    entry = tarfile.TarInfo(name)
+    entry.type, entry.linkname = kind, link
+    return entry
+
+
+@pytest.fixture
+def wmt(publisher, monkeypatch):
+    """WMT14 English–French as a local publisher serves it, with a German file beside each that nobody asked for."""
+    monkeypatch.setattr(fetch, "__defaults__", (None, 1, 2, 0))
+    sgm = '<srcset setid="x">\n<DOC>\n<p>\n<seg id="1">{}</seg>\n</p>\n<hl>\n<seg id="2"> {} </seg>\n</hl></DOC>\n'
+    files = {
+        "europarl-v7.tgz": tar({"../outside.txt": b"!", "training/europarl-v7.de-en.de": b"Nein\n",
+                                "training/europarl-v7.fr-en.en": lines(["A dog.", "A cat.", ""]),
+                                "training/europarl-v7.fr-en.fr": lines(["Un chien.", "Un chat.", "Rien."])}),
+        "commoncrawl.tgz": tar({"./commoncrawl.fr-en.fr": "Caf\xe9 br\xfbl\xe9\nL\u2028a\n".encode("latin-1", "ignore"),
+                                "./commoncrawl.fr-en.en": b"Burnt coffee\nThere\n"}),
+        "nc-v9.tgz": tar({"training/news-commentary-v9.fr-en.en": b"News\r\n",
+                          "training/news-commentary-v9.fr-en.fr": b"Nouvelles\r\n"}),
+        "un.tgz": tar({"un/undoc.2000.fr-en.en": b"Peace\n", "un/undoc.2000.fr-en.fr": b"Paix\n"}),
+        "giga-fren.tar": tar({"giga-fren.release2.fixed.en.gz": gzip.compress(b"Web\n"),
+                              "giga-fren.release2.fixed.fr.gz": gzip.compress(b"Toile\n")}, "w"),
+        "dev.tgz": tar({"dev/newstest2013.en": b"Yes\n", "dev/newstest2013.fr": b"Oui\n"}),
+        "test-full.tgz": tar({"test-full/newstest2014-fren-src.en.sgm": sgm.format("Q&amp;A", "Two").encode(),
+                              "test-full/newstest2014-fren-ref.fr.sgm": sgm.format("Q et R", "Deux").encode()}),
+    }
+    known, archives = CORPORA["wmt14-en-fr"], {}
+    for split, parts in known.archives.items():
+        archives[split] = tuple((address.replace(corpora.WMT, publisher.address), member) for address, member in parts)
+        for address, _ in archives[split]:
+            path = address.removeprefix(publisher.address)
+            publisher.files[path] = files.pop(path.rsplit("/", 1)[1].removeprefix("training-parallel-").removeprefix("training-"))
+    assert not files
+    monkeypatch.setitem(CORPORA, "wmt14-en-fr", dataclasses.replace(known, archives=archives))
+    return publisher
+
+
+WMT_TRAIN = [("A dog.", "Un chien."), ("A cat.", "Un chat."), ("", "Rien."), ("Burnt coffee", "Caf\ufffd br\ufffdl\ufffd"),
+             ("There", "La"), ("News", "Nouvelles"), ("Peace", "Paix"), ("Web", "Toile")]
+
+
+def test_wmt_is_fetched_when_it_is_needed_and_once(wmt, tmp_path):
+    corpus = load_corpus("wmt14-en-fr", root=tmp_path)
+    assert (corpus.source_language, corpus.target_language) == ("en", "fr")
+    assert corpus.valid == [("Yes", "Oui")] and corpus.test == [("Q&A", "Q et R"), ("Two", "Deux")]
+    assert len(wmt.asked) == 2 and str(corpus) == "wmt14-en-fr (en to fr): train streamed, valid 1, test 2"
+    assert list(corpus.train) == WMT_TRAIN == list(corpus.train)  # a stream begins anew with every loop
+    assert sorted(wmt.asked) == sorted(wmt.files) and not list(tmp_path.parent.rglob("outside.txt"))
+    back = load_corpus("wmt14-en-fr", root=tmp_path, target_language="en")
+    assert back.test[0] == ("Q et R", "Q&A") and next(iter(back.train)) == ("Un chien.", "A dog.")
+    assert len(wmt.asked) == len(wmt.files)
+    archive = tmp_path / "wmt14" / "training-giga-fren.tar"
+    archive.write_bytes(archive.read_bytes()[:-1] + b"x")
+    with pytest.raises(ValueError, match="giga-fren.tar has the SHA-256 digest"):
+        list(corpus.train)
+
+
+def test_wmt_files_in_the_folder_come_first(wmt, tmp_path):
+    folder = tmp_path / "wmt14-en-fr"
+    write_folder(folder, ".gz", names=("train", "newstest2013", "newstest2014"))
+    for path in folder.glob("*.de.gz"):
+        path.rename(path.with_name(path.name.replace(".de.", ".fr.")))
+    corpus = load_corpus("wmt14-en-fr", root=tmp_path)
+    assert {**corpus.splits(), "train": list(corpus.train)} == PAIRS and wmt.asked == []
+    assert not isinstance(corpus.train, list)
+
+
+def test_wmt_offline_names_address_archive_and_folder(wmt, tmp_path):
+    for path in [path for path in wmt.files if "europarl" in path]:
+        del wmt.files[path]
+    corpus = load_corpus("wmt14-en-fr", root=tmp_path)
+    with pytest.raises(ConnectionError, match=rf"{wmt.address}/wmt13/.*put the archive training-parallel-europarl-v7.tgz "
+                                              rf"into {tmp_path}/wmt14"):
+        next(iter(corpus.train))
+
+
+def test_the_real_addresses_are_of_one_publisher_and_marked_untried():
+    for name, other in (("wmt14-en-de", "de"), ("wmt14-en-fr", "fr")):
+        known = CORPORA[name]
+        parts = [part for split in known.archives.values() for part in split]
+        assert known.languages == ("en", other) and set(known.archives) == set(known.files) == set(PAIRS)
+        assert all(address.startswith("https://www.statmt.org/wmt1") for address, _ in parts)
+        assert all("{language}" in member for _, member in parts)
+    assert [len(CORPORA[f"wmt14-en-{tag}"].archives["train"]) for tag in ("de", "fr")] == [3, 5]
+    source = open(corpora.__file__, encoding="utf-8").read()
+    assert "they are untried" in source[: source.index('WMT = "')].splitlines()[-1]
+    if (corpora.data_root() / "wmt14-en-de" / "newstest2014.en.gz").is_file():
+        corpus = load_corpus("wmt14-en-de")
+        assert len(corpus.valid) == 3000 and len(corpus.test) == 3003
+
+
+@pytest.mark.parametrize("member", [special("a.en", tarfile.SYMTYPE, "/etc/passwd"), special("a.en", tarfile.DIRTYPE),
+                                    special("a.en", tarfile.LNKTYPE, "b.en"), special("a.en", tarfile.CHRTYPE),
+                                    special("a.en", tarfile.FIFOTYPE)], ids=lambda entry: entry.type.decode())
+def test_a_member_that_is_no_file_is_refused(tmp_path, member):
+    (tmp_path / "a.tgz").write_bytes(tar({"b.en": b"text\n", "a.en": member}))
+    with pytest.raises(ValueError, match=r"a\.tgz holds no file a\.en"):
+        list(stream_lines(tmp_path / "a.tgz", "a.en"))
+
+
+def test_nothing_is_written_where_an_archive_says(tmp_path):
+    inside = tmp_path / "deep" / "inside"
+    inside.mkdir(parents=True)
+    (inside / "a.tgz").write_bytes(tar({"../../up.en": b"up\n", f"{tmp_path}/absolute.en": b"absolute\n", "a.en": b"a\n"}))
+    assert list(stream_lines(inside / "a.tgz", "a.en")) == ["a"]
+    assert list(stream_lines(inside / "a.tgz", "../../up.en")) == ["up"]  # if somebody asks for it, it is read, in place
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a.tgz", "deep", "inside"]
+
+
+@pytest.mark.parametrize("damage", ["cut", "no archive", "cut tar"])
+def test_a_damaged_archive_is_named(tmp_path, damage):
+    text = os.urandom(50_000).hex().encode() + b"\n"
+    good = tar({"a.en": text}, "w" if damage == "cut tar" else "w:gz")
+    (tmp_path / "a.tgz").write_bytes(b"nothing of the kind" if damage == "no archive" else good[: len(good) // 2])
+    with pytest.raises(ValueError, match=r"a\.tgz is damaged"):
+        list(stream_lines(tmp_path / "a.tgz", "a.en"))
+
+
+# --- streams --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("packing", ["", ".gz"])
+def test_a_stream_is_read_line_by_line(tmp_path, packing):
+    text = b"".join(b"word " * 50 + b"%d\n" % n for n in range(16_000))  # 4 MB
+    for side in ("en", "de"):
+        (tmp_path / f"a.{side}{packing}").write_bytes(PACK[packing](text))
+    pairs = read_pairs(tmp_path / f"a.en{packing}", tmp_path / f"a.de{packing}")
+    tracemalloc.start()
+    number = sum(1 for pair in pairs if pair[0] == pair[1])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert number == 16_000 and peak < 1_000_000
+
+
+def test_streams_of_different_length_are_counted_to_the_end():
+    for source, target in ((3, 5), (5, 3), (0, 2)):
+        with pytest.raises(ValueError, match=f"a has {source} lines but b has {target}"):
+            list(pair_lines(map(str, range(source)), map(str, range(target)), ("a", "b")))
+    assert list(pair_lines(["a"], ["b"])) == [("a", "b")] and list(pair_lines([], [])) == []
+
+
+def test_bad_bytes_may_be_replaced(tmp_path):
+    (tmp_path / "a.en").write_bytes(b"caf\xe9\nfine\n")
+    assert list(stream_lines(tmp_path / "a.en", errors="replace")) == ["caf\ufffd", "fine"]
+
+
+def test_files_are_closed_when_somebody_stops_half_way(tmp_path):
+    (tmp_path / "a.en").write_bytes(b"one\ntwo\n")
+    with open_text(tmp_path / "a.en") as file:
+        pass
+    assert file.closed
+
+
+# --- cleaning -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault, source, target", [
+    (None, "A dog runs.", "Ein Hund läuft."),
+    (None, "Übergrößenträger, »naïve« 日本語 🙂", "Crème brûlée\u00a0!"),
+    ("empty", "", "Ein Hund."), ("empty", "A dog.", " \u2003\t "), ("empty", "", ""),
+    ("broken", "A dog\ufffd.", "Ein Hund."), ("broken", "A dog.", "Ein\x85Hund."), ("broken", "A\0 dog", "Ein Hund"),
+    ("broken", "Ein schÃ¶ner Hund", "A beautiful dog"), ("broken", "A dog", "Il dit Â« non Â»"),
+    ("broken", "donâ€™t", "Ne pas"),
+    ("overlong", "a " * 251, "b " * 240), ("overlong", "a " * 240, "b " * 251), (None, "a " * 250, "b " * 250),
+    ("ratio", "a b c d", "e"), ("ratio", "a", "b c d e"), (None, "a b c", "e"),
+    ("copied", "New York", "New York"),
+])
+def test_every_fault_is_named(fault, source, target):
+    assert pair_fault(source, target) == fault
+
+
+def test_cleaning_counts_what_it_drops_and_keeps_the_order():
+    good = [(f"word {n}", f"Wort {n}") for n in range(100)]
+    noise = [("", "leer")] * 3 + [("a b c d e", "f")] * 5 + [("same", "same")] * 7 + [("bad\ufffd", "gut")] * 11
+    mixed = [pair for n in range(100) for pair in [good[n], *noise[n : n + 1]]]
+    counts = {}
+    assert list(clean_pairs(mixed, counts)) == good
+    assert counts == {"kept": 100, "empty": 3, "ratio": 5, "copied": 7, "broken": 11}
+    assert list(clean_pairs(good, {}, max_length=1)) == []
+
+
+def test_cleaning_streams():
+    assert list(islice(clean_pairs(((f"word {n}", f"Wort {n}") for n in count()), {}), 2)) == [
+        ("word 0", "Wort 0"), ("word 1", "Wort 1")]
+
+
+def test_the_command_counts_faults_in_two_files(tmp_path, capsys):
+    (tmp_path / "a.en.gz").write_bytes(gzip.compress(b"A dog\n\ncaf\xe9\n"))
+    (tmp_path / "a.de").write_bytes(b"Ein Hund\nleer\nCafe\n")
+    corpora.main([str(tmp_path / "a.en.gz"), str(tmp_path / "a.de")])
+    result = json.loads(capsys.readouterr().out)
+    assert result["counts"] == {"broken": 1, "empty": 1, "kept": 1} and result["pairs"] == 3
+    corpora.main([str(tmp_path / "a.en.gz"), str(tmp_path / "a.de"), "--out", str(tmp_path / "r.json")])
+    assert json.loads((tmp_path / "r.json").read_text())["counts"] == result["counts"]
+    with pytest.raises(SystemExit, match="2"):
+        corpora.main([str(tmp_path / "a.en.gz"), str(tmp_path / "none")])
+
+
+# --- folders that appear whole --------------------------------------------------------------------------------------
+
+
+def test_a_folder_appears_whole_or_not_at_all(tmp_path):
+    with whole_folder(tmp_path / "new" / "folder") as part:
+        (part / "file").write_bytes(b"text")
+        assert not (tmp_path / "new" / "folder").exists()
+    assert (tmp_path / "new" / "folder" / "file").read_bytes() == b"text"
+    with pytest.raises(RuntimeError), whole_folder(tmp_path / "other") as part:
+        (part / "file").write_bytes(b"half")
+        raise RuntimeError
+    with pytest.raises(FileExistsError, match="folder exists already"), whole_folder(tmp_path / "new" / "folder"):
+        pass
+    with pytest.raises(FileExistsError, match="another process was faster"), whole_folder(tmp_path / "late") as part:
+        (tmp_path / "late").mkdir()
+        (tmp_path / "late" / "theirs").write_bytes(b"")
+    assert left_over(tmp_path) == [] and os.listdir(tmp_path / "late") == ["theirs"]

@@ -11,6 +11,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from annotated.batches import EncodedPairs, write_encoded
 from annotated.tokens import (
     BEGIN,
     END,
@@ -392,3 +393,48 @@ def test_other_bad_arguments():
         SubwordTokenizer.fit(PAIRS, 600, model="unigram")
     with pytest.raises(ValueError, match="max_size is 4"):
         WordTokenizer.fit(PAIRS, max_size=4)
+
+
+# --- streams, and text on the disk ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["bpe", "wordpiece"])
+def test_a_vocabulary_is_learnt_from_a_stream(model):
+    given_at_once = [(f"the dog number {n % 9}", f"der Hund Nummer {n % 7}") for n in range(300)]
+    drawn = []
+
+    def stream():
+        for pair in given_at_once:
+            drawn.append(pair)
+            yield pair
+
+    streamed = SubwordTokenizer.fit(stream(), 600, model)
+    assert streamed.as_dict() == SubwordTokenizer.fit(given_at_once, 600, model).as_dict() and drawn == given_at_once
+    assert WordTokenizer.fit(iter(given_at_once)).as_dict() == WordTokenizer.fit(given_at_once).as_dict()
+    with pytest.raises(ValueError, match="pairs is empty"):
+        SubwordTokenizer.fit(iter([]), 600, model)
+    with pytest.raises(TypeError, match="pairs holds"):
+        SubwordTokenizer.fit(iter([*given_at_once, ("only one",)]), 600, model)
+
+
+def test_an_endless_stream_is_not_gathered_first():
+    def endless():
+        for n in range(10_000):
+            yield f"word {n}", f"Wort {n}"
+        raise KeyError("read to here")
+
+    with pytest.raises(KeyError, match="read to here"):
+        SubwordTokenizer.fit(endless(), 600)
+
+
+any_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+
+
+@pytest.mark.parametrize("model", ["bpe", "wordpiece"])
+@settings(deadline=None, max_examples=20)
+@given(texts=st.lists(st.tuples(any_text, any_text), min_size=1, max_size=6))
+@example(texts=[("", "</s> <pad>"), ("\u2028\u0085\r\x00", "  zwei  "), ("🏳️‍🌈 e\u0301", "\ufeff\u202eعربي")])
+def test_text_of_every_kind_survives_the_disk(tmp_path_factory, model, texts):
+    tokenizer = SUBWORDS[model]
+    pairs = write_encoded(iter(texts), tokenizer, tmp_path_factory.mktemp("encoded") / "pairs", chunk=2)
+    assert [tuple(map(tokenizer.decode, pair)) for pair in EncodedPairs(pairs.folder, check=True)] == texts
