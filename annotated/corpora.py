@@ -488,6 +488,8 @@ def fetch(address, path, sha256=None, timeout=30, attempts=4, pause=1.0):
 def fetch_known(address, path, digests):
     """`fetch` what is not there, held to its known digest, else to that of its first download, which is recorded."""
     path = Path(path)
+    if path.is_file():
+        return check_digest(path, digests)
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.parent / ".lock"):  # of several processes one fetches, and the others wait
         records = read_records(path.parent)

@@ -53,7 +53,7 @@ def measure(count, folder):
     from annotated.tokens import SubwordTokenizer
 
     facts = {"pairs": count, "peak_after_imports": peak()}
-    tokenizer = SubwordTokenizer.fit(islice(synthetic_pairs(count, seed=1), 50_000), 37_000)
+    tokenizer = SubwordTokenizer.fit(islice(synthetic_pairs(count), 50_000), 37_000)
     facts["vocabulary"], start = len(tokenizer), time.time()
     write_encoded(synthetic_pairs(count), tokenizer, folder)
     facts |= {"seconds_encoding": round(time.time() - start), "peak_after_encoding": peak()}
