@@ -587,6 +587,9 @@ def _read_corpus(options):
                              "leave --tokenizer, --source and --target out, or prepare the corpus anew")
         return corpus, corpus.tokenizer
     corpus = load_corpus(name, source_language=options["source"], target_language=options["target"])
+    if not isinstance(corpus.train, list):
+        raise ValueError(f"{name} is too large to be held in memory: python -m annotated.batches prepare {name} FOLDER "
+                         "--vocab-size 37000, then give FOLDER in its place")
     kind = kind or ("words" if name == "toy" else "bpe")
     if kind == "words":
         return corpus, WordTokenizer.fit(corpus.train, corpus.source_language, corpus.target_language)

@@ -812,6 +812,17 @@ def test_command_line_trains_on_a_prepared_corpus(tmp_path, capsys):
     assert "ids.bin has 0 bytes" in refused(new, capsys)
 
 
+def test_corpus_too_large_for_memory_is_to_be_prepared_first(tmp_path, capsys, monkeypatch):
+    for stem in ("train", "newstest2013", "newstest2014"):
+        for language in ("en", "de"):
+            path = tmp_path / "wmt14-en-de" / f"{stem}.{language}"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text("A dog.\n" * 3, encoding="utf-8")
+    monkeypatch.setenv("ANNOTATED_DATA", str(tmp_path))
+    error = refused(["wmt14-en-de", "--out", tmp_path / "model"], capsys)
+    assert "python -m annotated.batches prepare wmt14-en-de FOLDER" in error and not (tmp_path / "model").exists()
+
+
 def test_tensorboard_reads_back_what_was_logged(tmp_path, capsys):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
