@@ -63,17 +63,14 @@ class Words {
     return joinWords(this.pieces(end < 0 ? ids : ids.slice(0, end)));
   }
 
-  /** At most `count` English words that look like this one, the nearest first: "where" is nearest to "Where". */
+  /** The English words that look most like this one, `count` at most: "Where" for "where", "sleep" for "slep". */
   similar(word, count = 3) {
     const spelling = word.toLowerCase();
     if (spelling.length > 30) return [];
-    return [...this.ids.keys()]
-      .filter((known) => /\p{L}/u.test(known))
-      .map((known) => [known, editDistance(spelling, known.toLowerCase())])
-      .filter(([, distance]) => distance <= Math.min(2, spelling.length / 2))
-      .sort(([a, i], [b, j]) => i - j || (a < b ? -1 : 1))
-      .slice(0, count)
-      .map(([known]) => known);
+    const known = [...this.ids.keys()].filter((other) => /\p{L}/u.test(other));
+    const distances = known.map((other) => editDistance(spelling, other.toLowerCase()));
+    const nearest = Math.min(...distances);
+    return nearest > Math.min(2, spelling.length / 3) ? [] : known.filter((_, i) => distances[i] === nearest).slice(0, count);
   }
 }
 
