@@ -157,7 +157,7 @@
   // ---- Attention ----------------------------------------------------------------------------------------------------
 
   const choice = () => ({
-    kind: find("kind").value, layer: Number(find("layer").value), head: Number(find("head").value), // head -1: the mean
+    kind: find("kind").value, layer: find("layer").value - 1, head: find("head").value - 1, // counted from 0; head -1: the mean
   });
 
   /** One head's row of weights, or the mean of all heads. */
@@ -321,9 +321,9 @@
 
   function fillControls() {
     find("examples").append(element("option", { value: "" }, "choose one …"), ...MODEL.examples.map(([name, sentence]) => element("option", { value: sentence }, `${name}: ${sentence}`)));
-    find("layer").append(...Array.from({ length: N }, (_, i) => element("option", { value: i, selected: i === N - 1 }, `${i + 1}`)));
-    find("head").append(...Array.from({ length: h }, (_, i) => element("option", { value: i }, `${i + 1}`)),
-      element("option", { value: -1, selected: true }, "mean"));
+    find("layer").append(...Array.from({ length: N }, (_, i) => element("option", { value: i + 1, selected: i === N - 1 }, `${i + 1}`)));
+    find("head").append(...Array.from({ length: h }, (_, i) => element("option", { value: i + 1 }, `${i + 1}`)),
+      element("option", { value: 0, selected: true }, "mean"));
     for (let layer = 0; layer < N; layer++) {
       for (let head = 0; head < h; head++) {
         const button = element("button", { type: "button" }, element("canvas", { ariaHidden: "true" }),
@@ -367,8 +367,8 @@
     find("overview").addEventListener("click", (event) => {
       const button = event.target.closest("button");
       if (!button) return;
-      find("layer").value = button.dataset.layer;
-      find("head").value = button.dataset.head;
+      find("layer").value = Number(button.dataset.layer) + 1;
+      find("head").value = Number(button.dataset.head) + 1;
       draw();
     });
     new MutationObserver(() => shown && drawOverview()).observe(document.documentElement, { attributeFilter: ["data-theme"] });

@@ -3,7 +3,7 @@
  * From an English sentence to token ids, and from ids to a German sentence (section 5.1; page 12, annotated.tokens).
  *
  * The library splits sentences with spaCy. For the toy language three rules are enough: spaces separate, the marks . , ?
- * at either end of a word are tokens of their own, and a few words that spaCy treats specially come with the model
+ * at the end of a word (and , ? before it) are tokens of their own, and a few words that spaCy treats specially come with the model
  * ("cannot" is two tokens). Whatever these rules might split differently from spaCy holds a word that is not in the toy
  * language, and is refused with its name: a sentence that is accepted has the very tokens that the library gives it.
  */
@@ -15,7 +15,7 @@ function splitWords(text, exceptions = {}) {
   return text.split(/[ \t\n\r\u00a0]+/).filter(Boolean).flatMap((chunk) => {
     const tail = [];
     const head = [];
-    while (!Object.hasOwn(exceptions, chunk) && /^([.,?]).|[.,?]$/su.test(chunk)) {
+    while (!Object.hasOwn(exceptions, chunk) && /^[,?].|[.,?]$/su.test(chunk)) {
       const mark = chunk.match(/\.\.+$|[.,?]$/); // an ellipsis is one token (and none of the toy language)
       if (mark) {
         tail.unshift(mark[0]);
