@@ -246,14 +246,16 @@ def test_other_models_and_sentences_without_an_end_agree_too(folder, tmp_path, s
     sources = [[UNKNOWN + (seed + i * j) % 8 for j in range(1, 2 + i)] + [END] for i in range(8)]
     script = """
     answer(given.map((source) => [
-      T.greedy(net, source), T.beamSearch(net, source, 3, 1, 5).output, T.beamSearch(net, source, 5, 0, 2).score]));
+      T.greedy(net, source), T.beamSearch(net, source, 3, 1, 5).output, T.beamSearch(net, source, 5, 0, 2).score,
+      T.beamSearch(net, source, 3, 2, 20).output]));
     """
     lengths = set()
-    for source, (greedy, beam, score) in zip(sources, javascript(folder, script, sources, tmp_path / "model.js"), strict=True):
+    for source, (greedy, beam, score, late) in zip(sources, javascript(folder, script, sources, tmp_path / "model.js"), strict=True):
         ids = torch.tensor([source])
         assert [token for token in greedy if token != END] == greedy_decode(model, ids)[0]
         assert [token for token in beam if token != END] == beam_search(model, ids, 3, 1.0, extra=5)[0][0][0]
         assert abs(score - beam_search(model, ids, 5, 0.0, extra=2)[0][0][1]) < 1e-4
+        assert [token for token in late if token != END] == beam_search(model, ids, 3, 2.0, extra=20)[0][0][0], "stopped too early"
         lengths.add(len(greedy) - len(source))
     assert 50 in lengths, "none ran into the limit"
 
