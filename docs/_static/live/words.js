@@ -1,0 +1,90 @@
+"use strict";
+/*
+ * From an English sentence to token ids, and from ids to a German sentence (section 5.1; page 12, annotated.tokens).
+ *
+ * The library splits sentences with spaCy. For the toy language three rules are enough: spaces separate, the marks . , ?
+ * at the end of a word (and , ? before it) are tokens of their own, and a few words that spaCy treats specially come with the model
+ * ("cannot" is two tokens). Whatever these rules might split differently from spaCy holds a word that is not in the toy
+ * language, and is refused with its name: a sentence that is accepted has the very tokens that the library gives it.
+ */
+
+const PAD = 0, BEGIN = 1, END = 2, UNKNOWN = 3; // the ids before the first word, the same for both languages
+
+/** The words and marks of a text, in order. */
+function splitWords(text, exceptions = {}) {
+  return text.split(/[ \t\n\r\u00a0]+/).filter(Boolean).flatMap((chunk) => {
+    const tail = [];
+    const head = [];
+    while (!Object.hasOwn(exceptions, chunk) && /^[,?].|[.,?]$/su.test(chunk)) {
+      const mark = chunk.match(/\.\.+$|[.,?]$/); // an ellipsis is one token (and none of the toy language)
+      if (mark) {
+        tail.unshift(mark[0]);
+        chunk = chunk.slice(0, mark.index);
+      } else {
+        head.push(chunk[0]);
+        chunk = chunk.slice(1);
+      }
+      if (!chunk) break;
+    }
+    const body = Object.hasOwn(exceptions, chunk) ? exceptions[chunk] : chunk ? [chunk] : [];
+    return [...head, ...body, ...tail];
+  });
+}
+
+/** Words and marks as running text. */
+function joinWords(words) {
+  return words.join(" ").replace(/ (?=[.,?])/g, "");
+}
+
+/** The tokenizer of the model: one joint table of words for both languages, of which only the English may go in. */
+class Words {
+  constructor({ vocabulary, english, exceptions }) {
+    this.table = vocabulary; // what each id stands for: the model may write any of them
+    this.exceptions = exceptions;
+    this.ids = new Map(english.map((id) => [vocabulary[id], id]));
+    this.german = new Set(vocabulary.slice(UNKNOWN + 1).filter((word) => !this.ids.has(word)));
+  }
+
+  /** {pieces, ids, unknown}: the tokens of an English sentence, their ids, and each word that has none, once. */
+  encode(text) {
+    const pieces = splitWords(text, this.exceptions);
+    const unknown = [...new Set(pieces.filter((piece) => !this.ids.has(piece)))];
+    return { pieces, ids: pieces.map((piece) => this.ids.get(piece) ?? UNKNOWN), unknown };
+  }
+
+  /** The labels of ids, `<s>` and `</s>` among them. */
+  pieces(ids) {
+    return ids.map((id) => this.table[id]);
+  }
+
+  /** The sentence that ids say, up to the end token. */
+  decode(ids) {
+    const end = ids.indexOf(END);
+    return joinWords(this.pieces(end < 0 ? ids : ids.slice(0, end)));
+  }
+
+  /** The English words that look most like this one, `count` at most: "Where" for "where", "sleep" for "slep". */
+  similar(word, count = 3) {
+    const spelling = word.toLowerCase();
+    if (spelling.length > 30) return [];
+    const known = [...this.ids.keys()].filter((other) => /\p{L}/u.test(other));
+    const distances = known.map((other) => editDistance(spelling, other.toLowerCase()));
+    const nearest = Math.min(...distances);
+    return nearest > Math.min(2, spelling.length / 3) ? [] : known.filter((_, i) => distances[i] === nearest).slice(0, count);
+  }
+}
+
+/** How many letters must be added, dropped or changed to make one word of the other (Levenshtein). */
+function editDistance(a, b) {
+  let row = Array.from({ length: b.length + 1 }, (_, j) => j);
+  for (let i = 1; i <= a.length; i++) {
+    const above = row;
+    row = [i];
+    for (let j = 1; j <= b.length; j++) {
+      row[j] = Math.min(above[j] + 1, row[j - 1] + 1, above[j - 1] + (a[i - 1] === b[j - 1] ? 0 : 1));
+    }
+  }
+  return row[b.length];
+}
+
+if (typeof module === "object") module.exports = { PAD, BEGIN, END, UNKNOWN, splitWords, joinWords, Words, editDistance };

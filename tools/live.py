@@ -1,0 +1,111 @@
+"""What the live page needs beside its code: `write(folder)` puts the book's model, its words and examples into one file, model.js.
+
+The weights are rounded to half precision. They travel as base64 in a script, not as a file of their own, so that the page also works
+where it is opened from the disk: browsers let no script read a file there, but they do run a script that stands beside the page.
+"""
+
+import argparse
+import base64
+import copy
+import json
+from pathlib import Path
+
+import torch
+
+from annotated.corpora import load_corpus
+from annotated.decoding import translate
+from annotated.tokens import UNKNOWN, split_words, splitter
+from annotated.training import book_model
+
+EXAMPLES = {  # all from `test` or `novel`, which the model has not seen
+    "Relative clause": "The mouse that my uncle likes sleeps.",
+    "Separable verb": "The queen has turned on the kitchen lamp.",
+    "Another, which is not so easy": "The boy puts on his jacket.",
+    "Compound noun": "The small kitchen lamp is black.",
+    "Verb second": "Today my sad mother has read the old school book.",
+    "Verb last, and a pronoun": "The girl will eat potato soup because it is fresh.",
+    "Negation with “kein”": "Today we have not read a letter.",
+    "Negation with “nicht”": "A woman does not want to pick up the brothers.",
+    "Question": "When can my clever uncle fall asleep?",
+    "Dative": "Today many women give their uncle the letter.",
+    "Numbers": "Have eight women seen three girls?",
+}
+MARKS = ".,?"
+
+
+def halved(model):
+    """A copy of the model whose weights went through half precision, as those of the page do."""
+    model = copy.deepcopy(model)
+    model.load_state_dict({name: weight.half().to(weight.dtype) for name, weight in model.state_dict().items()})
+    return model
+
+
+def check(config):
+    """Raise a ValueError for a model that the page's arithmetic does not know."""
+    known = {"norm_first": False, "positions": "sinusoidal", "d_k": None, "d_v": None}
+    for name, value in known.items():
+        if getattr(config, name) != value:
+            raise ValueError(f"the model has {name}={getattr(config, name)!r}: transformer.js computes {name}={value!r} only")
+
+
+def pack(model):
+    """The weights of a model: [{name, size}, …] and all numbers as base64 of little-endian half precision."""
+    state = model.state_dict()
+    halves = [weight.half().flatten() for weight in state.values()]
+    if not all(half.isfinite().all() for half in halves):
+        raise ValueError("a weight is too large for half precision, which ends at 65504")
+    data = torch.cat(halves).numpy().astype("<f2").tobytes()
+    return [{"name": name, "size": weight.numel()} for name, weight in state.items()], base64.b64encode(data).decode("ascii")
+
+
+def exceptions(words):
+    """What spaCy splits otherwise than at spaces and marks, as far as it is made of these words: {text: its tokens}."""
+    plain = {word + mark: [word, mark] for word in words if word not in MARKS for mark in MARKS}
+    found = {text: split_words(text, "en") for text in [*splitter("en").rules, *plain]}
+    return {text: pieces for text, pieces in found.items()
+            if pieces and pieces != plain.get(text, [text]) and (text in plain or set(pieces) <= set(words))}
+
+
+def describe(saved):
+    """Everything that the page has to know about a checkpoint of the book's model, as data for JSON."""
+    check(saved.model.config)
+    corpus, tokenizer = load_corpus("toy"), saved.tokenizer
+    tensors, weights = pack(saved.model)
+    sources = tokenizer.encode_batch([english for english, _ in corpus.train], "en")
+    english = sorted({index for ids in sources for index in ids if index > UNKNOWN})
+    pairs = [*corpus.test, *corpus.novel]
+    sentences = [english for english, _ in pairs]
+    single, half = (translate(model, tokenizer, sentences) for model in (saved.model, halved(saved.model)))
+    return {
+        "config": {name: getattr(saved.model.config, name) for name in ("vocab_size", "N", "d_model", "d_ff", "h")},
+        "parameters": sum(weight.numel() for weight in saved.model.parameters()),
+        "vocabulary": tokenizer.table,
+        "english": english,
+        "exceptions": exceptions([tokenizer.table[index] for index in english]),
+        "longest": max(map(len, sources)),
+        "examples": [[name, sentence] for name, sentence in EXAMPLES.items()],
+        "pairs": pairs,
+        "rounding": {"sentences": len(pairs), "changed": sum(a != b for a, b in zip(single, half, strict=True))},
+        "tensors": tensors,
+        "base64": weights,
+    }
+
+
+def write(folder, saved=None):
+    """Write model.js into `folder`, for the book's model unless another checkpoint is given; returns the file's path."""
+    path = Path(folder) / "model.js"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = json.dumps(describe(saved or book_model(show_progress=False)), separators=(",", ":"))
+    path.write_text(f'"use strict";\nconst MODEL = {data};\nif (typeof module === "object") module.exports = MODEL;\n', encoding="ascii")
+    return path
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("folder", help="where model.js goes: _static/live of the built site")
+    path = write(parser.parse_args().folder)
+    print(f"[live] {path}: {path.stat().st_size / 1e6:.1f} MB")
+
+
+if __name__ == "__main__":
+    main()
