@@ -2,11 +2,15 @@
 
 import base64
 import csv
+import io
 import json
 import re
 import subprocess
 import sys
+import time
 from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
 
 import matplotlib
 
@@ -26,8 +30,16 @@ KEYS = ["the", "cat", "the", "end"]  # a token twice: places must not merge
 QUERIES = ["die", "Katze", "Ende"]
 WEIGHTS = np.array([[0.1, 0.2, 0.3, 0.4], [0.7, 0.1, 0.15, 0.05], [0.25, 0.5, 0.125, 0.125]])
 HEADS = np.stack([WEIGHTS, WEIGHTS[:, ::-1]])
-HOSTILE = ["</script><script>alert(1)</script>", '"]);alert(2);//', "<!--", "$\\frac{$", "&lt;b&gt;", "\u2028über",
-           "__proto__"]
+SCRIPT = "</script><script>parent.hurt = document.title = 'hurt'; alert(1)</script>"
+HOSTILE = [SCRIPT, '"><img src=x onerror="document.title=\'hurt\'; alert(2)">', "javascript:alert(3)", '"]);alert(4);//',
+           "<!--", "]]>", "$\\frac{$", "&lt;b&gt;", "\u2028über", "__proto__", "\u202eecila\u202c", "\u200f\u200eא",
+           "{{constructor.constructor('alert(5)')()}}", "datum.weight"]
+
+
+def shown(token):
+    """A token as every chart shows it: what no file can hold is drawn as its picture."""
+    pictures = {**{i: chr(0x2400 + i) for i in range(32)}, 127: "␡", 0xFFFE: "\ufffd", 0xFFFF: "\ufffd"}
+    return token.translate(pictures)
 
 
 @pytest.fixture(autouse=True)
@@ -143,7 +155,7 @@ def test_heatmap_of_scores_is_centred_and_hatches_what_is_masked():
     (WEIGHTS, KEYS, QUERIES * 2, "weights have 3 queries but 6 query tokens were given"),
     (WEIGHTS, QUERIES, KEYS, "weights have 4 keys but 3 key tokens"),
     (WEIGHTS, "abcd", QUERIES, "keys must be a list of tokens"),
-    (HEADS[None], KEYS, QUERIES, r"got shape \(1, 2, 3, 4\); choose one sentence"),
+    (HEADS[None, None], KEYS, QUERIES, r"got shape \(1, 1, 2, 3, 4\); choose one sentence"),
     (WEIGHTS[0], KEYS, QUERIES, r"got shape \(4,\)"),
     ([[1.0, 2.0], [3.0]], KEYS, QUERIES, "weights must be numbers in a rectangular"),
     ([["a", "b"]], KEYS, QUERIES, "weights must be numbers"),
@@ -153,6 +165,16 @@ def test_heatmap_and_lines_name_what_does_not_fit(weights, keys, queries, messag
     for draw in (charts.attention_heatmap, charts.attention_lines):
         with pytest.raises(ValueError, match=message):
             draw(weights, keys, queries)
+
+
+def test_a_batch_of_one_sentence_is_that_sentence_and_a_larger_one_is_refused():
+    for draw in (charts.attention_heatmap, charts.attention_overview):
+        one, same = ([row[-5:] for row in charts.table(draw(weights, KEYS, QUERIES))[1]] for weights in (HEADS[None], HEADS))
+        assert one == same and len(one) == HEADS.size
+    with pytest.raises(ValueError, match=r"got shape \(2, 2, 3, 4\); choose one sentence"):
+        charts.attention_heatmap(np.stack([HEADS, HEADS]), KEYS, QUERIES)
+    with pytest.raises(ValueError, match="weights of 'layer 1' hold a batch of 2 sentences: choose one"):
+        charts.attention_overview([np.stack([HEADS, HEADS])], KEYS, QUERIES)
 
 
 def test_heatmap_refuses_several_heads_on_one_axes_and_a_wrong_number_of_titles():
@@ -216,9 +238,9 @@ def test_overview_has_layers_down_and_heads_across():
     assert not grid[2, 1].images
     with pytest.raises(ValueError, match="weights have 4 keys but 3 key tokens"):
         charts.attention_overview(layers, QUERIES, QUERIES)
-    with pytest.raises(ValueError, match=r"must have 3 dimensions, got shape \(3, 4\)"):
-        charts.attention_overview(HEADS)
-    with pytest.raises(ValueError, match="2 layers of up to 2 heads, got 1 layer names"):
+    with pytest.raises(ValueError, match=r"weights of 'a' must be \(heads, queries, keys\), got shape \(3, 4\)"):
+        charts.attention_overview({"a": WEIGHTS})
+    with pytest.raises(ValueError, match="weights have 2 layers, got 1 layer names"):
         charts.attention_overview([HEADS, HEADS], layer_names=["one"])
 
 
@@ -226,15 +248,10 @@ def test_overview_has_layers_down_and_heads_across():
 
 def explorer_rows(spec):
     """What a reader of the chart sees: {(layer, head, place of query, query, place of key, key): weight}."""
-    value = {param["name"]: param["value"] for param in spec["params"]}
-    header, *rows = csv.reader(spec["data"]["values"].splitlines())
-    assert header == ["layer", "head", "query", "key", "weight"]
-    seen = {}
-    for n, head, i, j, weight in rows:
-        name = value["layers"][int(n)]
-        place = (int(i), value["queries"][name][int(i)], int(j), value["keys"][name][int(j)])
-        seen[name, int(head), *place] = float(weight)
-    return seen
+    value = {param["name"]: param.get("value") for param in spec["params"]}
+    return {(layer, h + 1, i, value["queries"][n][i], j, value["keys"][n][j]): weight
+            for n, layer in enumerate(value["layers"]) for h, matrix in enumerate(value["weights"][n])
+            for i, row in enumerate(matrix) for j, weight in enumerate(row)}
 
 
 def test_explorer_holds_every_weight_under_its_tokens():
@@ -244,14 +261,14 @@ def test_explorer_holds_every_weight_under_its_tokens():
     expected = {(name, h + 1, i, QUERIES[i], j, keys[name][j]): float(w)
                 for name, array in weights.items() for (h, i, j), w in np.ndenumerate(np.asarray(array))}
     assert explorer_rows(spec) == pytest.approx(expected, abs=5e-5)
-    assert all(len(line.split(",")[-1]) <= 6 for line in spec["data"]["values"].splitlines()[1:])  # four digits
+    assert all(len(str(weight)) <= 6 for weight in explorer_rows(spec).values())  # four digits
 
 
 def test_explorer_puts_keys_along_x_on_top_and_queries_down_y():
     spec = charts.attention_explorer(HEADS, KEYS, QUERIES, key_label="source (key)").to_dict()
     x, y = spec["encoding"]["x"], spec["encoding"]["y"]
     assert (x["field"], x["axis"]["title"], x["axis"]["orient"]) == ("key", "source (key)", "top")
-    assert (y["field"], y["axis"]["title"]) == ("query", "query")
+    assert (y["field"], y["axis"]["title"]) == ("row", "query")
     assert x["axis"]["labelExpr"].startswith("keys[") and y["axis"]["labelExpr"].startswith("queries[")
     menus = {param["name"]: param["bind"]["options"] for param in spec["params"] if "bind" in param}
     assert menus == {"layer": ["attention"], "head": ["1", "2"]}
@@ -265,18 +282,128 @@ def test_explorer_shows_the_chosen_layer_and_head_in_the_rendered_picture():
     for param in spec["params"]:
         if param["name"] == "head":
             param["value"] = "2"
+    assert cells_of(spec) == {f"q{i} → k{j}": int(i != j) for i in range(3) for j in range(3)}
     svg = vl_convert.vegalite_to_svg(spec, vl_version="5.20")
-    cells = dict(re.findall(r'aria-label="(q\d → k\d: [\d.]+)".*?fill="([^"]+)"', svg))
-    assert set(cells) == {f"q{i} → k{j}: {int(i != j)}" for i in range(3) for j in range(3)}
-    assert len(set(cells.values())) == 2
     assert [token for token in re.findall(r">([qk]\d)<", svg)] == ["k0", "k1", "k2", "q0", "q1", "q2"]
 
 
+def cells_of(spec, **values):
+    """What a heat map of Altair draws: {"query → key": weight}, with these parameters set."""
+    import vl_convert
+
+    spec = json.loads(json.dumps(spec))
+    for param in spec["params"]:
+        param["value" if param["name"] in values else "name"] = values.get(param["name"], param["name"])
+    svg = vl_convert.vegalite_to_svg(spec, vl_version="5.20")
+    return {name: float(weight) for name, weight in re.findall(r'aria-label="([^"]* → [^"]*): ([\d.e-]+)"', svg)}
+
+
+def test_explorer_draws_every_layer_and_head_with_its_own_tokens_and_leaves_nothing_over():
+    weights = {"a": HEADS, "b": np.stack([WEIGHTS[:2, :2], 1 - WEIGHTS[:2, :2], np.eye(2)])}
+    keys, queries = {"a": ["k0", "k1", "k2", "k3"], "b": ["y0", "y1"]}, {"a": ["q0", "q1", "q2"], "b": ["x0", "x1"]}
+    spec = charts.attention_explorer(weights, keys, queries).to_dict()
+    for layer, heads in weights.items():
+        for head, matrix in enumerate(heads):
+            expected = {f"{queries[layer][i]} → {keys[layer][j]}": w for (i, j), w in np.ndenumerate(matrix)}
+            assert cells_of(spec, layer=layer, head=str(head + 1)) == pytest.approx(expected, abs=5e-5)
+    assert cells_of(spec, layer="a", head="3") == {}  # a head that this layer does not have
+
+
+@pytest.mark.parametrize("draw", [
+    lambda: charts.attention_explorer(HEADS, KEYS, QUERIES), lambda: stepper(),
+], ids=["explorer", "stepper"])
+def test_altair_charts_turn_dark_with_a_signal(draw):
+    import vl_convert
+
+    spec, drawn = draw().to_dict(), {}
+    for dark in (False, True):
+        next(param for param in spec["params"] if param["name"] == "dark")["value"] = dark
+        drawn[dark] = vl_convert.vegalite_to_svg(spec, vl_version="5.20")
+    light, dark = ({colour.upper() for colour in re.findall("#[0-9a-fA-F]{6}", drawn[side])} for side in (False, True))
+    for name in ("background", "text", "key_text"):
+        assert charts.COLOURS[name] in light and charts.DARK[name] in dark
+        assert charts.COLOURS[name] not in dark and charts.DARK[name] not in light
+
+
+# ---- the stepper
+
+STEPS = [{"die": 0.75, "Hund": 0.25}, {"der": 0.5, "Katze": 0.375}, [("Ende", 1.0)]]
+BEAMS = [[("die", -0.25)], [("die Katze", -0.5), ("die Hund", -2.0)], [("die Katze", -0.125)]]
+
+
+def stepper(**changes):
+    given = {"output": QUERIES, "likeliest": STEPS, "source": KEYS, "cross": {"a": HEADS, "b": HEADS[:1] / 2}, "beams": BEAMS}
+    return charts.decode_stepper(**{**given, **changes})
+
+
+def drawn_at(step, **values):
+    """The texts and the labels of the marks that the stepper draws at a step."""
+    import vl_convert
+
+    spec = stepper().to_dict()
+    for param in spec["params"]:
+        if param["name"] in {"step": step, **values}:
+            param["value"] = {"step": step, **values}[param["name"]]
+    svg = vl_convert.vegalite_to_svg(spec, vl_version="5.20")
+    return re.findall(r"<text[^>]*>([^<]*)</text>", svg), re.findall(r'aria-label="([^"]*)"', svg)
+
+
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_stepper_draws_the_candidates_the_attention_and_the_beam_of_the_chosen_step(step):
+    texts, marks = drawn_at(step)
+    assert " ".join([*QUERIES[:step - 1], "▸", QUERIES[step - 1]]) in texts
+    candidates = [f"{token}: {p:g}" for token, p in dict(STEPS[step - 1]).items()]
+    assert [mark for mark in marks if mark in candidates][:len(candidates)] == candidates  # in order, the best first
+    assert not [mark for other in STEPS if other is not STEPS[step - 1] for token, p in dict(other).items()
+                if (mark := f"{token}: {p:g}") in marks and mark not in candidates]
+    assert {text for text, _ in BEAMS[step - 1]} <= set(texts)
+    here, ever = ({text for beam in beams for text, _ in beam} for beams in (BEAMS[step - 1:step], BEAMS))
+    assert ever & set(texts) - {token for token in dict(STEPS[step - 1])} == here - {token for token in dict(STEPS[step - 1])}
+    cells = [mark for mark in marks if " → " in mark]
+    assert cells == [f"{QUERIES[step - 1]} → {key}: {w:g}" for head in HEADS
+                     for key, w in zip(KEYS, np.round(head[step - 1], 4), strict=True)]
+
+
+def test_stepper_changes_the_layer_and_starts_where_it_is_told():
+    _, marks = drawn_at(2, layer="b")
+    assert [mark for mark in marks if " → " in mark] == [f"Katze → {k}: {w / 2:g}" for k, w in zip(KEYS, WEIGHTS[1], strict=True)]
+    params = {param["name"]: param for param in stepper(start=3).to_dict()["params"]}
+    assert params["step"]["value"] == 3 and params["step"]["bind"] == {"input": "range", "min": 1, "max": 3, "step": 1, "name": "step "}
+    assert "beams" not in json.dumps(stepper(beams=None).to_dict()["vconcat"])
+
+
+def test_stepper_has_a_table_of_all_that_it_shows():
+    header, rows = charts.table(stepper())
+    assert header == ["step", "what", "place", "text", "number"]
+    assert {tuple(row[1:]) for row in rows if row[0] == 2 and row[1] != "attention"} == {
+        ("next token", "rank 1", "der", 0.5), ("next token", "rank 2", "Katze", 0.375),
+        ("hypothesis", "rank 1", "die Katze", -0.5), ("hypothesis", "rank 2", "die Hund", -2.0)}
+    seen = [row[4] for row in rows if row[:3] == (3, "attention", "a, head 2")]
+    np.testing.assert_allclose(seen, HEADS[1, 2], atol=5e-5)
+
+
+@pytest.mark.parametrize("changes, message", [
+    ({"likeliest": STEPS[:2]}, "likeliest has 2 steps but 3 output tokens were given"),
+    ({"beams": BEAMS[:2]}, "beams has 2 steps but 3 output tokens were given"),
+    ({"output": QUERIES + ["x"], "likeliest": STEPS + STEPS[:1], "beams": None}, "weights of 'a' have 3 output tokens but 4 output tokens were given"),
+    ({"source": KEYS[:3]}, "weights of 'a' have 4 source tokens but 3 source tokens were given"),
+    ({"likeliest": [{"die": 1.5}] * 3}, "probabilities from 0 to 1, at step 1 it has"),
+    ({"likeliest": [{}] * 3}, "probabilities from 0 to 1"), ({"likeliest": [["ab", "c"]] * 3}, "must hold pairs"),
+    ({"output": "abc"}, "must be a list of tokens"), ({"start": 4}, "start must be a step from 1 to 3, got 4"),
+    ({"start": 0}, "start must be a step from 1 to 3, got 0"), ({"cross": WEIGHTS}, r"must be \(heads, queries, keys\)"),
+])
+def test_stepper_names_what_does_not_fit(changes, message):
+    with pytest.raises(ValueError, match=message):
+        stepper(**changes)
+
+
+# ---- what all Altair charts share
+
 def test_explorer_is_the_same_every_time_and_holds_no_token_in_an_expression():
-    one, two = (json.dumps(charts.attention_explorer(np.eye(7)[None], HOSTILE, HOSTILE).to_dict()) for _ in range(2))
+    one, two = (json.dumps(charts.attention_explorer(np.eye(len(HOSTILE))[None], HOSTILE, HOSTILE).to_dict()) for _ in range(2))
     assert one == two
     spec = json.loads(one)
-    assert next(param["value"] for param in spec["params"] if param["name"] == "keys") == {"attention": HOSTILE}
+    assert next(param["value"] for param in spec["params"] if param["name"] == "keys") == [HOSTILE]
     rest = json.dumps({k: v for k, v in spec.items() if k != "params"})
     assert "alert" not in rest and "frac" not in rest
 
@@ -284,8 +411,8 @@ def test_explorer_is_the_same_every_time_and_holds_no_token_in_an_expression():
 def test_explorer_names_what_does_not_fit():
     with pytest.raises(ValueError, match="weights of 'attention' have 4 keys but 3 key tokens"):
         charts.attention_explorer(HEADS, QUERIES, QUERIES)
-    with pytest.raises(ValueError, match=r"weights of 'attention' must have 3 dimensions, got shape \(3, 4\)"):
-        charts.attention_explorer(WEIGHTS, KEYS, QUERIES)
+    with pytest.raises(ValueError, match=r"weights of 'a' must be \(heads, queries, keys\), got shape \(3, 4\)"):
+        charts.attention_explorer({"a": WEIGHTS}, KEYS, QUERIES)
     with pytest.raises(ValueError, match=r"keys lack the layers \['b'\]"):
         charts.attention_explorer({"a": HEADS, "b": HEADS}, {"a": KEYS}, QUERIES)
     with pytest.raises(ValueError, match="weights hold no layer"):
@@ -460,17 +587,20 @@ def test_a_tree_with_wrong_brackets_is_refused(tree, message):
 class Reader(HTMLParser):
     def __init__(self):
         super().__init__()
-        self.tags, self.scripts, self.attributes = [], [], []
+        self.tags, self.scripts, self.attributes, self.cells = [], [], [], []
 
     def handle_starttag(self, tag, attributes):
         self.tags.append(tag)
         self.attributes += attributes
-        if tag == "script":
-            self.scripts.append("")
+        for name, texts in (("script", self.scripts), ("td", self.cells)):
+            if tag == name:
+                texts.append("")
 
     def handle_data(self, data):
         if self.tags[-1:] == ["script"]:
             self.scripts[-1] += data
+        if self.tags[-1:] == ["td"]:
+            self.cells[-1] += data
 
 
 def read(page):
@@ -484,39 +614,242 @@ def spec_of(reader):
     return json.JSONDecoder().raw_decode(reader.scripts[1][start:])[0]
 
 
+INERT = {"html", "head", "meta", "title", "style", "body", "main", "div", "details", "summary", "p", "table", "thead", "tbody",
+         "tr", "th", "td"}
+
+
+def check_page(data, scripts, given):
+    """A page holds our elements and no other, no handler, no address, and each of the given texts in its table."""
+    reader = read(data.decode())
+    assert set(reader.tags) <= INERT | {"img", "script"} and "\x00" not in data.decode()
+    assert reader.tags.count("script") == scripts and reader.tags.count("img") == int(not scripts)
+    assert not [name for name, value in reader.attributes if name.startswith("on") or name == "href" or "javascript:" in value.lower()
+                and name != "alt"]
+    assert all(value.startswith("data:image/svg+xml;base64,") for name, value in reader.attributes if name == "src")
+    assert {shown(token) for token in given} <= set(reader.cells)
+    policy = next(value for name, value in reader.attributes if name == "content" and "src" in value)
+    assert policy.startswith("default-src 'none'") and "unsafe-eval" not in policy and policy.count("sha256-") == scripts
+    return reader
+
+
+def check_svg(data, given):
+    """An SVG is well-formed XML without scripts, links or handlers."""
+    root = ElementTree.fromstring(data)
+    for element in root.iter():
+        assert element.tag.split("}")[-1] not in ("script", "foreignObject", "a", "iframe", "image") or element.get("href", "") == ""
+        assert not [name for name in element.attrib if name.split("}")[-1].startswith("on")]
+
+
+VIEWS = {
+    "heat map": lambda t: charts.attention_heatmap(np.eye(len(t)), t, t, title=t[0], titles=None),
+    "heads": lambda t: charts.attention_heatmap(np.stack([np.eye(len(t))] * 2), t, t, titles=[t[0], t[-1]]),
+    "lines": lambda t: charts.attention_lines(np.eye(len(t)), t, t, title=t[0]),
+    "overview": lambda t: charts.attention_overview({t[0]: np.eye(len(t))[None]}, t, t),
+    "mask": lambda t: charts.mask_chart(np.eye(len(t), dtype=bool), t, t),
+    "smoothing": lambda t: charts.label_smoothing_chart({t[0]: np.eye(len(t))[0]}, t),
+    "bars": lambda t: charts.bars_chart({token: {t[0]: 1.0, t[0] + "2": 2} for token in t}),
+    "curves": lambda t: charts.lines_chart({t[0]: [1.0, 2.0], t[0] + "2": [2.0, 1.0]}, title=t[0]),
+    "explorer": lambda t: charts.attention_explorer({t[0]: np.eye(len(t))[None]}, t, t, title=t[0]),
+    "stepper": lambda t: charts.decode_stepper(t, [{t[0]: 1.0}] * len(t), t, {t[0]: np.eye(len(t))[None]}, title=t[0],
+                                               beams=[[(token, 0.5)] for token in t]),
+}
 token = st.one_of(st.sampled_from(HOSTILE), st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12))
+ODD = ["\x00", "a\x00b\x1b", "\n\r\t", "\ufffe", "\x85\x9f", "\ud800", "", " ", "\u202e"]
 
 
-@settings(deadline=None, max_examples=4)
-@given(tokens=st.lists(token, min_size=2, max_size=2))
-def test_hostile_tokens_stay_data_in_html(tmp_path_factory, tokens):
-    path = tmp_path_factory.mktemp("page") / "chart.html"
-    tokens = [*tokens, *HOSTILE]
-    weights = {"</script><b>": np.eye(len(tokens))[None]}
-    charts.save_chart(charts.attention_explorer(weights, tokens, tokens, title="<b>&</title><script>"), path)
-    reader = read(path.read_bytes().decode())
-    assert reader.tags == ["html", "head", "meta", "title", "style", "body", "div", "script", "script"]
-    spec = spec_of(reader)
-    value = {param["name"]: param["value"] for param in spec["params"]}
-    assert value["keys"] == value["queries"] == {"</script><b>": tokens}
-    assert not {name for name, _ in reader.attributes} & {"src", "href"}  # nothing is loaded
+@pytest.mark.filterwarnings("ignore:Glyph")
+@pytest.mark.parametrize("view", VIEWS)
+def test_hostile_tokens_stay_data_in_every_view_and_file(view, tmp_path):
+    chart = VIEWS[view](HOSTILE + ODD)
+    altair = view in ("explorer", "stepper")
+    in_table = [] if view == "curves" else [text for text in HOSTILE + ODD if text != "\ud800"]
+    page = charts.save_chart(chart, tmp_path / "chart.html").read_bytes()
+    reader = check_page(page, 2 * altair, in_table)
+    if altair:
+        value = {param["name"]: param.get("value") for param in spec_of(reader)["params"]}
+        assert value["keys"] == value["queries"] == [[shown(t) if t != "\ud800" else "\ufffd" for t in HOSTILE + ODD]]
+        assert value["layers"] == [HOSTILE[0]]
+    check_svg(charts.save_chart(chart, tmp_path / "chart.svg").read_bytes(), HOSTILE)
+    assert charts.save_chart(chart, tmp_path / "chart.png").stat().st_size > 1000
+    rows = list(csv.reader(charts.save_chart(chart, tmp_path / "chart.csv").open(encoding="utf-8", newline="")))
+    assert len({len(row) for row in rows}) == 1
+    assert {shown(text) for text in in_table} <= {cell for row in rows for cell in row}
+
+
+def check_strings(strings, folder):
+    """Generated strings in the views that carry text into HTML: both charts to touch, and a heat map's page."""
+    tokens = list(dict.fromkeys(strings))
+    for view in ("explorer", "stepper", "lines"):
+        chart = VIEWS[view](tokens)
+        reader = check_page(charts._render(chart.figure if view == "lines" else chart, "html"), 2 * (view != "lines"), tokens)
+        if view != "lines":
+            value = {param["name"]: param.get("value") for param in spec_of(reader)["params"]}
+            assert value["keys"] == [[shown(text) for text in tokens]] and value["layers"] == [shown(tokens[0])]
+    plt.close("all")
+
+
+@pytest.mark.filterwarnings("ignore:Glyph")
+@settings(deadline=None, max_examples=10, derandomize=True)
+@given(strings=st.lists(token, min_size=20, max_size=20, unique=True))
+def test_two_hundred_generated_tokens_stay_data(tmp_path_factory, strings):
+    check_strings(strings, tmp_path_factory)
 
 
 @pytest.mark.long
-@settings(deadline=None, max_examples=60)
-@given(tokens=st.lists(token, min_size=1, max_size=5))
-def test_long_any_token_survives_the_way_into_html_and_csv(tmp_path_factory, tokens):
-    folder = tmp_path_factory.mktemp("fuzz")
-    chart = charts.attention_explorer(np.eye(len(tokens))[None], tokens, tokens)
-    reader = read(charts.save_chart(chart, folder / "chart.html").read_bytes().decode())
-    assert reader.tags.count("script") == 2
-    assert explorer_rows(spec_of(reader)) == explorer_rows(chart.to_dict())
+@pytest.mark.filterwarnings("ignore:Glyph")
+@settings(deadline=None, max_examples=500)
+@given(strings=st.lists(token, min_size=20, max_size=20, unique=True))
+def test_long_ten_thousand_generated_tokens_stay_data(tmp_path_factory, strings):
+    check_strings(strings, tmp_path_factory)
 
+
+# ---- a real browser
+
+@pytest.fixture(scope="module")
+def chromium():
+    sync_api = pytest.importorskip("playwright.sync_api", reason="no browser tests: playwright is not installed")
+    if not Path("/usr/bin/chromium").exists():
+        pytest.skip("no browser tests: /usr/bin/chromium is not there")
+    flags = ("--no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-component-update "
+             "--disable-sync --disable-quic").split()
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=flags)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visit(chromium, tmp_path):
+    """A function that saves a chart as a page and opens it; in the end nothing may have gone wrong or been fetched."""
+    seen, pages = [], []
+
+    def open_page(chart, scheme="light", width=900):
+        path = charts.save_chart(chart, tmp_path / f"chart{len(pages)}.html")
+        page = chromium.new_page(color_scheme=scheme, viewport={"width": width, "height": 800})
+        pages.append(page)
+        page.on("dialog", lambda dialog: (seen.append(f"dialog {dialog.message}"), dialog.dismiss()))
+        page.on("pageerror", lambda error: seen.append(f"error {error}"))
+        page.on("console", lambda message: seen.append(message.text) if message.type == "error" else None)
+        page.on("request", lambda request: seen.append(request.url) if not request.url.startswith(("data:", path.as_uri())) else None)
+        page.goto(path.as_uri())
+        page.wait_for_selector("#chart svg, main img")
+        return page
+
+    yield open_page
+    for page in pages:
+        page.close()
+    assert seen == []
+
+
+def becomes(look, expected, patience=10):
+    """Wait until look() returns what is expected; a drawing follows its menus a moment later."""
+    end = time.monotonic() + patience
+    while look() != expected and time.monotonic() < end:
+        time.sleep(0.02)
+    assert look() == expected
+
+
+def labels_of(page):
+    return page.locator("#chart svg [aria-label*='→']").evaluate_all("marks => marks.map(m => m.getAttribute('aria-label'))")
+
+
+@pytest.mark.parametrize("view", ["explorer", "stepper", "heat map"])
+def test_browser_runs_no_hostile_text(visit, view):
+    page = visit(VIEWS[view](HOSTILE))
+    title = page.title()
+    assert title != "hurt" and page.evaluate("typeof window.hurt") == "undefined"
+    page.locator("summary").click()
+    cells = page.locator("td").all_inner_texts()
+    assert any(text.startswith("</script><script>") for text in cells)
+    assert page.locator("main script, main td img, main iframe, main a").count() == 0
+    if view != "heat map":
+        marks = page.locator("#chart svg [aria-label*='→']")
+        assert marks.count() >= len(HOSTILE)
+        marks.first.hover()  # the tool tip writes tokens into the page, too
+        becomes(lambda: SCRIPT in page.locator("#vg-tooltip-element").inner_text(), True)
+        assert page.locator("#vg-tooltip-element script, #vg-tooltip-element img").count() == 0
+
+
+def test_browser_menus_of_the_explorer_change_the_drawing(visit):
+    page = visit(charts.attention_explorer({"a": HEADS, "b": HEADS[:, :2, :2]}, {"a": KEYS, "b": KEYS[:2]},
+                                           {"a": QUERIES, "b": QUERIES[:2]}))
+
+    def expected(head, rows, columns):
+        return [f"{QUERIES[i]} → {KEYS[j]}: {HEADS[head, i, j]:g}" for i in range(rows) for j in range(columns)]
+
+    becomes(lambda: labels_of(page), expected(0, 3, 4))
+    layer, head = page.locator("select").all()
+    head.focus()
+    page.keyboard.press("ArrowDown")  # by keyboard, as everything must work
+    becomes(lambda: labels_of(page), expected(1, 3, 4))
+    layer.select_option("b")
+    becomes(lambda: labels_of(page), expected(1, 2, 2))
+
+
+def test_browser_slider_of_the_stepper_changes_the_drawing(visit):
+    page = visit(stepper())
+    page.locator("input[type=range]").focus()
+    for step, written in ((1, "▸ die"), (2, "die ▸ Katze"), (3, "die Katze ▸ Ende")):
+        becomes(lambda wanted={written, *(text for text, _ in BEAMS[step - 1])}:
+                wanted - set(page.locator("#chart svg text").all_text_contents()), set())
+        keys = [f"{QUERIES[step - 1]} → {key}" for _ in HEADS for key in KEYS]
+        assert [label.split(":")[0] for label in labels_of(page)] == keys
+        page.keyboard.press("ArrowRight")
+
+
+def test_browser_follows_the_dark_setting_and_stays_narrow(visit):
+    for scheme, ground in (("light", charts.COLOURS["background"]), ("dark", charts.DARK["background"])):
+        page = visit(charts.attention_explorer(HEADS, KEYS, QUERIES), scheme=scheme, width=320)
+        wanted = f"rgb({', '.join(str(round(255 * part)) for part in to_rgb(ground))})"
+        becomes(lambda page=page: [page.evaluate(f"getComputedStyle(document.querySelector('{name}')).backgroundColor")
+                                   for name in ("body", "#chart svg")], [wanted, wanted])
+        assert page.evaluate("document.documentElement.scrollWidth") <= 320
+
+
+# ---- a stranger's model
+
+def test_torch_attention_is_drawn_with_one_call_each():
+    torch.manual_seed(0)
+    layer = torch.nn.MultiheadAttention(8, num_heads=2, batch_first=True)
+    query, key = torch.randn(1, 3, 8), torch.randn(1, 4, 8)
+    _, weights = layer(query, key, key, average_attn_weights=False)
+    expected = weights[0].detach().numpy()
+    for draw in (charts.attention_heatmap, charts.attention_lines, charts.attention_overview, charts.attention_explorer):
+        header, rows = charts.table(draw(weights, KEYS, QUERIES))
+        places = [header.index(name) for name in ("query index", "key index", "weight")]
+        found = np.array([[row[place] for place in places] for row in rows], dtype=float)
+        assert len(found) == expected.size
+        for (i, j, w), exact in zip(found, expected.reshape(-1), strict=True):
+            assert exact == pytest.approx(w, abs=5e-5) and expected[:, int(i), int(j)].min() - 5e-5 <= w
+        assert {(row[places[0] + 1], row[places[1] + 1]) for row in rows} == {(q, k) for q in QUERIES for k in set(KEYS)}
+
+
+def test_a_hugging_face_encoder_decoder_is_drawn_with_one_call_each():
+    transformers = pytest.importorskip("transformers", reason="no test of a stranger's model: transformers is not installed")
+    torch.manual_seed(0)
+    config = transformers.BartConfig(vocab_size=20, d_model=8, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2,
+                                     decoder_attention_heads=2, encoder_ffn_dim=8, decoder_ffn_dim=8, max_position_embeddings=16,
+                                     attn_implementation="eager", pad_token_id=1, bos_token_id=0, eos_token_id=2)
+    model = transformers.BartModel(config).eval()
+    with torch.no_grad():
+        output = model(input_ids=torch.tensor([[5, 6, 7, 2]]), decoder_input_ids=torch.tensor([[2, 8, 9]]), output_attentions=True)
+    assert output.cross_attentions[0].shape == (1, 2, 3, 4)
+    for weights, keys, queries in ((output.cross_attentions, KEYS, QUERIES), (output.encoder_attentions, KEYS, KEYS),
+                                   (output.decoder_attentions, QUERIES, QUERIES)):
+        for draw in (charts.attention_overview, charts.attention_explorer):
+            header, rows = charts.table(draw(weights, keys, queries))
+            found = [row[header.index("weight")] for row in rows]
+            np.testing.assert_allclose(found, torch.stack(weights).reshape(-1).numpy(), atol=5e-5)
+    charts.attention_heatmap(output.cross_attentions[1], KEYS, QUERIES)
+    charts.decode_stepper(QUERIES, STEPS, KEYS, output.cross_attentions, BEAMS)
+
+
+# ---- files and tables
 
 def test_a_figure_becomes_a_page_with_one_picture_and_its_title(tmp_path):
-    ax = charts.attention_heatmap(np.eye(7), HOSTILE, HOSTILE, title="a < b & \"c\"")
+    ax = charts.attention_heatmap(np.eye(3), QUERIES, QUERIES, title="a < b & \"c\"")
     reader = read(charts.save_chart(ax, tmp_path / "chart.html").read_text(encoding="utf-8"))
-    assert reader.tags == ["html", "head", "meta", "title", "style", "body", "img"]
+    assert [tag for tag in reader.tags if tag in ("img", "script", "main", "details")] == ["main", "img", "details"]
     assert dict(reader.attributes)["alt"] == "a < b & \"c\""
     kind, picture = dict(reader.attributes)["src"].split(",")
     assert kind == "data:image/svg+xml;base64" and b"</svg>" in base64.b64decode(picture)
@@ -555,12 +888,72 @@ def test_csv_gives_back_the_weights_and_their_tokens(tmp_path):
     lambda: charts.positional_encoding_chart(WEIGHTS), lambda: charts.mask_chart(WEIGHTS > 0.2),
     lambda: charts.schedule_chart([1, 2, 1]), lambda: charts.training_chart({"step": [1], "loss": [2.0]}),
     lambda: charts.bars_chart({"a": 1}), lambda: charts.label_smoothing_chart({"a": [1.0]}),
-    lambda: charts.padding_chart([[[1, 0]]]), lambda: charts.tree_chart("(S we sleep)"),
+    lambda: charts.padding_chart([[[1, 0]]]), lambda: charts.tree_chart("(S we sleep)"), lambda: charts.model_diagram(),
+    lambda: charts.attention_explorer(HEADS, KEYS, QUERIES), lambda: stepper(),
 ])
 def test_every_chart_has_a_table(draw, tmp_path):
     chart = draw()
     header, *rows = csv.reader(charts.save_chart(chart, tmp_path / "t.csv").read_text(encoding="utf-8").splitlines())
     assert rows and all(len(row) == len(header) for row in rows)
+
+
+def test_figures_drawn_by_hand_have_a_table_of_what_they_draw():
+    figure, (curves, bars, image) = plt.subplots(1, 3)
+    curves.plot([1, 2], [3.0, 4.0], label="a")
+    curves.plot([5], [6.0])
+    curves.scatter([7], [8.0], label="dots")
+    bars.bar(["x", "y"], [1.5, 2.5], label="b")
+    image.imshow([[0.25, 0.5]])
+    header, rows = charts.table(figure)
+    assert header == ["panel", "series", "x", "y", "value"]
+    assert rows == [[1, "a", 1, 3, ""], [1, "a", 2, 4, ""], [1, "series 2", 5, 6, ""], [1, "dots", 7, 8, ""],
+                    [2, "b", "x", 1.5, ""], [2, "b", "y", 2.5, ""], [3, "image 1", 0, 0, 0.25], [3, "image 1", 1, 0, 0.5]]
+    assert charts.table(curves)[1] == [tuple(row[1:]) for row in rows[:4]]
+
+
+def test_panels_with_different_columns_share_one_table():
+    _, (left, right) = plt.subplots(1, 2)
+    charts.mask_chart([[True]], ["k"], ["q"], ax=left)
+    charts.bars_chart({"a": 2.0}, ax=right)
+    header, rows = charts.table(left.figure)
+    assert [dict(zip(header, row, strict=True)) for row in rows] == [
+        {"panel": 1, "query index": 0, "query": "q", "key index": 0, "key": "k", "may attend": 1, "group": "", "name": "", "value": ""},
+        {"panel": 2, "query index": "", "query": "", "key index": "", "key": "", "may attend": "", "group": "a", "name": "",
+         "value": 2.0}]
+
+
+def test_pictures_of_a_notebook_carry_their_table():
+    image = pytest.importorskip("PIL.Image")
+    data = base64.b64decode(charts._png(charts.attention_heatmap(WEIGHTS, KEYS, QUERIES).figure))
+    notes = image.open(io.BytesIO(data)).text
+    rows = list(csv.DictReader(io.StringIO(notes["Table"])))
+    assert [float(row["weight"]) for row in rows] == WEIGHTS.reshape(-1).tolist() and rows[5]["query"] == "Katze"
+    assert notes["Table-Rows"] == "12 of 12"
+    data = base64.b64decode(charts._png(charts.lines_chart(np.arange(1000) * 1e-6).figure))
+    notes = image.open(io.BytesIO(data)).text
+    rows = list(csv.DictReader(io.StringIO(notes["Table"])))
+    assert notes["Table-Rows"] == "334 of 1000" and len(rows) == 334
+    assert [float(row["y"]) for row in rows[:3]] == [0, 3e-6, 6e-6]
+    figure = plt.subplots()[0]
+    assert "Table" not in image.open(io.BytesIO(base64.b64decode(charts._png(figure)))).text
+
+
+def test_a_stored_figure_is_given_its_table_by_use_style():
+    code = """
+import io, base64, matplotlib
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+matplotlib.use("module://matplotlib_inline.backend_inline")
+from annotated import charts
+charts.use_style()
+figure = charts.bars_chart({"a": 1.5}).figure
+data, _ = shell.display_formatter.format(figure, include=["image/png"])
+from PIL import Image
+png = data["image/png"]
+print(Image.open(io.BytesIO(base64.b64decode(png) if isinstance(png, str) else png)).text["Table"])
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.stdout.split() == ["group,name,value", "a,,1.5"], run.stderr
 
 
 def test_save_chart_refuses_what_it_cannot_write(tmp_path, monkeypatch):
@@ -571,6 +964,8 @@ def test_save_chart_refuses_what_it_cannot_write(tmp_path, monkeypatch):
         charts.save_chart([1], tmp_path / "chart.png")
     with pytest.raises(ValueError, match="chart holds no table"):
         charts.save_chart(plt.figure(), tmp_path / "chart.csv")
+    with pytest.raises(ValueError, match="of Altair charts only attention_explorer's and decode_stepper's do"):
+        charts.table({"mark": "point"})
     (tmp_path / "kept.png").write_bytes(b"old")
     monkeypatch.setattr(charts, "_render", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -588,7 +983,7 @@ def test_import_needs_neither_torch_nor_altair():
 def test_the_colours_that_pages_rely_on_are_there():
     names = ("query key value mask encoder decoder attention feed_forward embedding position norm output accent muted "
              "text")
-    assert set(names.split()) <= set(charts.COLOURS)
+    assert set(names.split()) <= set(charts.COLOURS) and set(charts.DARK) <= set(charts.COLOURS)
     assert all(re.fullmatch("#[0-9A-F]{6}", colour) for colour in [*charts.COLOURS.values(), *charts.CYCLE])
     assert len(set(charts.CYCLE)) == 8
 
