@@ -25,7 +25,7 @@ html_theme_options = {
     "show_toc_level": 2,
     "use_download_button": False,  # each page links to its notebook below the title
     "use_fullscreen_button": False,
-    "navbar_persistent": ["book-search.html"],
+    "navbar_persistent": [],
     "primary_sidebar_end": [],
 }
 exclude_patterns = ["_build", "notebooks"]

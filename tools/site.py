@@ -3,8 +3,9 @@
 import shutil
 
 import site_reference
-from notebooks import NOTEBOOKS, ROOT, pages
 from site_pages import render, stage
+
+from notebooks import NOTEBOOKS, ROOT, pages
 
 SOURCE, SITE = ROOT / "_build" / "site_source", ROOT / "_build" / "site"
 

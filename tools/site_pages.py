@@ -17,6 +17,7 @@ from notebooks import ROOT
 VEGA_LITE = "application/vnd.vegalite.v5+json"
 DIRECTIVES = re.compile(r"^#\|.*\n?", re.MULTILINE)
 ALT = re.compile(r"^# alt: (.*)\n?", re.MULTILINE)
+ARTICLE = re.compile("<article.*</article>", re.DOTALL)  # greedy: an output that closes it early does not get out
 SCRIPT = re.compile(r"<script(?![^>]*\bsrc=)(?![^>]*application/json)[^>]*>(.*?)</script>", re.DOTALL)
 FIGURE = """<figure class="chart" id="{name}">
 <img class="chart-still" src="_static/charts/{name}.png" alt="{alt}">
@@ -55,12 +56,12 @@ def stage(path, folder, below_title=""):
 
 
 def policy(page):
-    """Return the HTML `page` with a content security policy: inline scripts run if they stand in its head, no other does.
+    """Return the HTML `page` with a content security policy: of the inline scripts those run that the theme wrote.
 
-    What a notebook shows stands in the body, so that a script smuggled into an output is never named.
+    What a notebook shows stands in the article, so that a script smuggled into an output is never named.
     """
-    head = page.partition("</head>")[0]
-    digests = {base64.b64encode(hashlib.sha256(code.encode()).digest()).decode() for code in SCRIPT.findall(head) if code}
+    codes = SCRIPT.findall(ARTICLE.sub("", page))
+    digests = {base64.b64encode(hashlib.sha256(code.encode()).digest()).decode() for code in codes if code}
     rules = [
         "default-src 'none'", " ".join(["script-src 'self'", *(f"'sha256-{digest}'" for digest in sorted(digests))]),
         "style-src 'self' 'unsafe-inline'", "img-src 'self' data:", "font-src 'self'", "connect-src 'self'", "worker-src 'self'",
@@ -70,8 +71,9 @@ def policy(page):
 
 
 def mend(page):
-    """What the theme's own HTML lacks for readers who cannot see it."""
-    return page.replace('<summary aria-label="Toggle hidden content">', "<summary>")
+    """Name what the themes leave nameless, or name otherwise than they show it, for readers who cannot see it."""
+    page = page.replace('<summary aria-label="Toggle hidden content">', "<summary>")
+    return page.replace('<summary><span class="toctree-toggle"', '<summary aria-label="More pages"><span class="toctree-toggle"')
 
 
 def render(source, site):
