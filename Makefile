@@ -34,6 +34,15 @@ site: setup  ## render the notebooks as they are stored (or as `make book` execu
 test: setup  ## unit tests, and the stored outputs of the pages that do not train
 	$(PYTHON) tools/test.py
 
+test-site: setup axe  ## the site of `make site` in a real browser (Chromium): requests, errors, accessibility, charts, hostile text
+	$(PYTHON) -m pytest -q tests/test_site.py tests/test_site_hostile.py
+
+axe: _build/axe/node_modules/axe-core/axe.min.js
+
+_build/axe/node_modules/axe-core/axe.min.js:  # without npm there is none, and the tests say so
+	@mkdir -p _build/axe
+	@npm install --silent --no-audit --no-fund --no-save --prefix _build/axe axe-core@4.14.1 || echo "axe-core could not be installed with npm"
+
 test-long: setup  ## the tests that take longer: every mutation, runs that are killed 20 times
 	$(PYTHON) tools/mutate.py
 	$(PYTHON) tools/kill_loop.py --kills 20 --processes 1 | tee results/kill_loop_1.json
@@ -54,4 +63,4 @@ export: setup  ## export the modules only, without executing
 multi30k: setup  ## train and score Multi30k English to German (about 30 minutes on 2 cores)
 	bash tools/multi30k.sh
 
-.PHONY: help setup book site test test-long lint lab sync export multi30k
+.PHONY: help setup book site test test-site axe test-long lint lab sync export multi30k
