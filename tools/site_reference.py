@@ -82,14 +82,16 @@ def sections_page(pages):
         rows.append([numbered(page.sections).partition(" ")[2] or "–", f"[{page.title}]({page.path.name})", code, test])
         for claim, says in page.claims:
             claims.setdefault(int(claim[1:]), []).append((page, says))
-    guards = {}
+    guards, linked = {}, {page.tests: page.module for page in pages if page.tests}
     for path in sorted(TESTS.glob("test_*.py")):
-        for number, name in re.findall(r"^def test_c(\d+)_(\w+)", path.read_text(), re.MULTILINE):
-            guards.setdefault(int(number), []).append(f"`{path.stem}::test_c{number}_{name}`")
+        name = f"[{path.name}](api/{linked[path]}.md#tests)" if path in linked else path.name
+        numbers = re.findall(r"^def test_c(\d+)_", path.read_text(), re.MULTILINE)
+        for number in dict.fromkeys(numbers):
+            guards.setdefault(int(number), []).append(f"{name}, {numbers.count(number)} named `test_c{number}_…`")
     checked = [
-        [f"C{number}", "; ".join(dict.fromkeys(says for _, says in where)),
+        [f"C{number}", "; ".join(dict.fromkeys(says.removesuffix(".") for _, says in where)),
          ", ".join(dict.fromkeys(f"[{page.path.name[:2]}]({page.path.name})" for page, _ in where)),
-         ", ".join(guards.get(number, ["–"]))]
+         "; ".join(guards.get(number, ["–"]))]
         for number, where in sorted(claims.items())
     ]  # fmt: skip
     return "\n\n".join([
