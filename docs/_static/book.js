@@ -10,12 +10,15 @@ function markScrollable() {
 window.addEventListener("load", markScrollable);
 window.addEventListener("resize", markScrollable);
 
-// Nothing is folded away on paper, except listings of tests and tables of data.
-let opened = [];
+// Paper is light, and nothing is folded away on it, except listings of tests and tables of data.
+let opened = [], theme;
 window.addEventListener("beforeprint", () => {
+  theme = document.documentElement.dataset.theme;
+  document.documentElement.dataset.theme = "light";
   opened = [...document.querySelectorAll("details:not([open]):not(.listing):not(.chart-data)")];
   for (const details of opened) details.open = true;
 });
 window.addEventListener("afterprint", () => {
+  document.documentElement.dataset.theme = theme;
   for (const details of opened) details.open = false;
 });

@@ -191,9 +191,9 @@
   const seen = new Set();
   const watcher = new IntersectionObserver((entries) => {
     for (const { target, isIntersecting } of entries) {
-      if (!isIntersecting || seen.has(target)) continue;
+      if (!isIntersecting) continue;
       seen.add(target);
-      target.redraw();
+      target.redraw(); // does nothing if it is drawn as the page wants it now
     }
   }, { rootMargin: "300px" });
   const redrawAll = () => seen.forEach((figure) => figure.redraw());
