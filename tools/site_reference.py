@@ -1,10 +1,11 @@
 """What the site says beside the pages: the reference of the modules, and which section, page, module and test belong together."""
 
+import ast
 import re
 
 import nbformat
 
-from notebooks import ROOT
+from notebooks import PACKAGE, ROOT
 
 TESTS = ROOT / "tests"
 SECTIONS = re.compile(r"\b[Ss]ections? (\d[\d.]*\d|\d)((?:, | and | to )\d(?:[\d.]*\d)?)*")
@@ -61,11 +62,27 @@ def table(header, rows):
     return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
 
 
+def constants(module):
+    """Directives for the public names of a module that are neither functions nor classes, which autodoc passes over."""
+    tree = ast.parse((PACKAGE / f"{module}.py").read_text())
+    assigned = {}
+    for node in (node for node in tree.body if isinstance(node, ast.Assign)):
+        for target in node.targets:
+            several = isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple)
+            for name, value in zip(target.elts, node.value.elts, strict=True) if several else [(target, node.value)]:
+                assigned[ast.unparse(name)] = value
+    for name in ast.literal_eval(assigned["__all__"]):
+        if name in assigned:
+            value = ast.unparse(assigned[name])
+            yield f".. py:data:: {name}\n   :value: {value if len(value) < 100 else value[:80] + ' …'}\n"
+
+
 def module_page(page):
     """Markdown of the page on one module: its docstrings, and its tests."""
-    links = f"Explained in [{page.title}](../{page.path.name}) · Paper: {numbered(page.sections)}"
-    text = f"# annotated.{page.module}\n\n{{.links}}\n{links}\n\n"
-    text += f"```{{eval-rst}}\n.. automodule:: annotated.{page.module}\n   :members:\n   :undoc-members:\n   :member-order: bysource\n```\n"
+    paper = f" · Paper: {numbered(page.sections)}" if page.sections else ""
+    text = f"# annotated.{page.module}\n\n{{.links}}\nExplained in [{page.title}](../{page.path.name}){paper}\n\n"
+    automatic = f".. automodule:: annotated.{page.module}\n   :members:\n   :undoc-members:\n   :member-order: bysource\n"
+    text += "\n".join(["```{eval-rst}", automatic, *constants(page.module), "```\n"])
     if page.tests:
         count = len(re.findall(r"^\s*def test_", page.tests.read_text(), re.MULTILINE))
         text += f"\n## Tests\n\n<details class=\"listing\"><summary>tests/{page.tests.name}: {count} tests</summary>\n\n"
