@@ -18,7 +18,7 @@ from notebooks import ROOT  # noqa: E402
 SITE = ROOT / "_build" / "site"
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update",
              "--disable-sync", "--disable-quic"]  # fmt: skip
-PATIENCE = 60_000  # milliseconds: for machines that have other work
+PATIENCE = 120_000  # milliseconds: for machines that have other work
 
 
 def need(there, reason):
@@ -43,7 +43,13 @@ def browser():
         running.close()
 
 
+class Server(http.server.ThreadingHTTPServer):
+    request_queue_size = 64  # a page asks for dozens of files at once
+
+
 class Quiet(http.server.SimpleHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"  # which keeps connections open
+
     def log_message(self, *_):
         pass
 
@@ -54,7 +60,7 @@ def serve():
     servers = []
 
     def start(folder):
-        servers.append(http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=folder)))
+        servers.append(Server(("127.0.0.1", 0), functools.partial(Quiet, directory=folder)))
         threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
         return f"http://127.0.0.1:{servers[-1].server_port}/"
 
