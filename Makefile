@@ -34,6 +34,15 @@ site: setup  ## render the notebooks as they are stored (or as `make book` execu
 test: setup  ## unit tests, and the stored outputs of the pages that do not train
 	$(PYTHON) tools/test.py
 
+test-site: setup axe  ## the site of `make site` in a real browser (Chromium): requests, errors, accessibility, charts, hostile text
+	$(PYTHON) -m pytest -q tests/test_site.py tests/test_site_hostile.py tests/test_live.py
+
+axe: _build/axe/node_modules/axe-core/axe.min.js
+
+_build/axe/node_modules/axe-core/axe.min.js:  # without npm there is none, and the tests say so
+	@mkdir -p _build/axe
+	@npm install --silent --no-audit --no-fund --no-save --prefix _build/axe axe-core@4.14.1 || echo "axe-core could not be installed with npm"
+
 test-long: setup  ## the tests that take longer: every mutation, runs that are killed 20 times, memory
 	$(PYTHON) -m pytest -q -m long tests
 	$(PYTHON) tools/mutate.py
@@ -56,6 +65,7 @@ export: setup  ## export the modules only, without executing
 multi30k: setup  ## train and score Multi30k English to German (about 30 minutes on 2 cores)
 	bash tools/multi30k.sh
 
+<<<<<<< HEAD
 multi30k-record: setup  ## the same as the literature scores it, with the best published recipe (about 2 hours on 1 core)
 	bash tools/multi30k_record.sh
 
@@ -66,3 +76,6 @@ wmt: setup  ## the full WMT14 run of page 23 on this machine's GPUs (WMT_SIZE=ba
 	WMT_RUN=full $(PYTHON) tools/book.py 23
 
 .PHONY: help setup book site test test-long lint lab sync export multi30k multi30k-record newstest wmt
+=======
+.PHONY: help setup book site test test-site axe test-long lint lab sync export multi30k
+>>>>>>> site

@@ -14,7 +14,9 @@ pytest = [sys.executable, "-m", "pytest", "-q", "-n", workers, "--dist=loadfile"
 book_model()  # trained here if it is not there, once, before several processes ask for it
 stored = [path for path in pages() if path.name[:2] not in TRAINS]
 sanitise = ROOT / "tests" / "nbval.cfg"
-unit = subprocess.run([*pytest, "-m", "not long", "tests"], cwd=ROOT, env=environment)
+# The tests in a browser have a target of their own, `make test-site`; the long ones run in `make test-long`.
+browser = ["--ignore-glob=tests/test_site*.py", "--ignore=tests/test_live.py"]
+unit = subprocess.run([*pytest, *browser, "-m", "not long", "tests"], cwd=ROOT, env=environment)
 print("The stored outputs of the pages, compared with a fresh run:", flush=True)
 outputs = subprocess.run(
     [*pytest, "--nbval", "--nbval-current-env", f"--nbval-sanitize-with={sanitise}", *stored], cwd=ROOT, env=environment

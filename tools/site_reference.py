@@ -1,0 +1,138 @@
+"""What the site says beside the pages: the reference of the modules, and which section, page, module and test belong together."""
+
+import ast
+import re
+
+import nbformat
+
+from notebooks import PACKAGE, ROOT
+
+TESTS = ROOT / "tests"
+SECTIONS = re.compile(r"\b[Ss]ections? (\d[\d.]*\d|\d)((?:, | and | to )\d(?:[\d.]*\d)?)*")
+CLAIM = re.compile(r"^# (C\d+): (.*)", re.MULTILINE)
+
+
+def sections(text):
+    """The numbers of the paper's sections that a text names, in order: "Sections 5.1 to 5.3" are three."""
+    found = []
+    for match in SECTIONS.finditer(text):
+        for joint, number in re.findall(r"(, | and | to |)(\d+(?:\.\d+)*)", match[0].split(" ", 1)[1]):
+            if joint == " to ":
+                stem, _, last = number.rpartition(".")
+                first = int(found[-1].rpartition(".")[2]) + 1
+                found += [f"{stem}.{k}" for k in range(first, int(last))]
+            found.append(number)
+    return list(dict.fromkeys(found))
+
+
+class Page:
+    """One notebook, and what belongs to it: `sections` of the paper, `module`, `tests`, `claims`."""
+
+    def __init__(self, path):
+        self.path, notebook = path, nbformat.read(path, as_version=4)
+        text = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
+        code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
+        self.title = text[0].partition("\n")[0].removeprefix("# ")
+        self.line = text[0].partition("> ")[2].partition("\n")[0]
+        where = next((cell.partition("\n\n")[2].partition("\n\n")[0] for cell in text if cell.startswith("## Where it stands")), "")
+        self.sections = sections(where) or sections(self.line)
+        exported = re.search(r"^#\| default_exp (\w+)", code, re.MULTILINE)
+        self.module = exported and exported[1]
+        test = TESTS / f"test_{self.module}.py"
+        self.tests = test if self.module and test.exists() else None
+        self.claims = CLAIM.findall(code)
+
+    def below_title(self):
+        """The line of links below the title of the page, as Markdown."""
+        parts = [f"Paper: {numbered(self.sections)}"] if self.sections else []
+        if self.module:
+            parts.append(f"Code: [annotated.{self.module}](api/{self.module}.md)")
+        if self.tests:
+            parts.append(f"[Its tests](api/{self.module}.md#tests)")
+        parts.append(f"{{download}}`This notebook <notebooks/{self.path.name}>`")
+        return "{.links}\n" + " · ".join(parts)
+
+
+def numbered(numbers):
+    return f"section{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}" if numbers else "–"
+
+
+def table(header, rows):
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
+
+
+def constants(module):
+    """Directives for the public names of a module that are neither functions nor classes, which autodoc passes over."""
+    tree = ast.parse((PACKAGE / f"{module}.py").read_text())
+    assigned = {}
+    for node in (node for node in tree.body if isinstance(node, ast.Assign)):
+        for target in node.targets:
+            several = isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple)
+            for name, value in zip(target.elts, node.value.elts, strict=True) if several else [(target, node.value)]:
+                assigned[ast.unparse(name)] = value
+    for name in ast.literal_eval(assigned["__all__"]):
+        if name in assigned:
+            value = ast.unparse(assigned[name])
+            yield f".. py:data:: {name}\n   :value: {value if len(value) < 100 else value[:80] + ' …'}\n"
+
+
+def module_page(page):
+    """Markdown of the page on one module: its docstrings, and its tests."""
+    paper = f" · Paper: {numbered(page.sections)}" if page.sections else ""
+    text = f"# annotated.{page.module}\n\n{{.links}}\nExplained in [{page.title}](../{page.path.name}){paper}\n\n"
+    automatic = f".. automodule:: annotated.{page.module}\n   :members:\n   :undoc-members:\n   :member-order: bysource\n"
+    text += "\n".join(["```{eval-rst}", automatic, *constants(page.module), "```\n"])
+    if page.tests:
+        count = len(re.findall(r"^\s*def test_", page.tests.read_text(), re.MULTILINE))
+        text += f"\n## Tests\n\n<details class=\"listing\"><summary>tests/{page.tests.name}: {count} tests</summary>\n\n"
+        text += f"```{{literalinclude}} ../tests/{page.tests.name}\n:language: python\n```\n\n</details>\n"
+    return text
+
+
+def sections_page(pages):
+    """Markdown of the page that joins paper, book, code and tests, read from the notebooks and the tests themselves."""
+    rows, claims = [], {}
+    for page in pages:
+        code = f"[annotated.{page.module}](api/{page.module}.md)" if page.module else "–"
+        test = f"[{page.tests.name}](api/{page.module}.md#tests)" if page.tests else "–"
+        rows.append([numbered(page.sections).partition(" ")[2] or "–", f"[{page.title}]({page.path.name})", code, test])
+        for claim, says in page.claims:
+            claims.setdefault(int(claim[1:]), []).append((page, says))
+    guards, linked = {}, {page.tests: page.module for page in pages if page.tests}
+    for path in sorted(TESTS.glob("test_*.py")):
+        name = f"[{path.name}](api/{linked[path]}.md#tests)" if path in linked else path.name
+        numbers = re.findall(r"^def test_c(\d+)_", path.read_text(), re.MULTILINE)
+        for number in dict.fromkeys(numbers):
+            guards.setdefault(int(number), []).append(f"{name}, {numbers.count(number)} named `test_c{number}_…`")
+    checked = [
+        [f"C{number}", "; ".join(dict.fromkeys(says.removesuffix(".") for _, says in where)),
+         ", ".join(dict.fromkeys(f"[{page.path.name[:2]}]({page.path.name})" for page, _ in where)),
+         "; ".join(guards.get(number, ["–"]))]
+        for number, where in sorted(claims.items())
+    ]  # fmt: skip
+    return "\n\n".join([
+        "# Paper, book, code, tests",
+        "Which page explains a section of the paper, which module it exports, and which tests hold that module to its word.",
+        "## By page", table(["Section", "Page", "Code", "Tests"], rows),
+        "## By claim",
+        "What the paper claims is checked where it is explained, in a cell that can fail, and guarded by tests.",
+        table(["Claim", "What is checked", "Page", "Tests"], checked),
+    ])  # fmt: skip
+
+
+def write(pages, folder):
+    """Write all of this into `folder`, beside copies of the tests that are shown."""
+    (folder / "api").mkdir()
+    (folder / "tests").mkdir()
+    modules = [page for page in pages if page.module]
+    for page in modules:
+        (folder / "api" / f"{page.module}.md").write_text(module_page(page))
+        if page.tests:
+            (folder / "tests" / page.tests.name).write_bytes(page.tests.read_bytes())
+    names = "\n".join(page.module for page in modules)
+    rows = [[f"[annotated.{page.module}]({page.module}.md)", page.line] for page in modules]
+    (folder / "api" / "index.md").write_text(
+        "# The library\n\nEvery module is exported by one page of the book, which explains it.\n\n"
+        f"{table(['Module', 'What it holds'], rows)}\n\n```{{toctree}}\n:hidden:\n\n{names}\n```\n")
+    (folder / "sections.md").write_text(sections_page(pages))
