@@ -65,7 +65,6 @@ export: setup  ## export the modules only, without executing
 multi30k: setup  ## train and score Multi30k English to German (about 30 minutes on 2 cores)
 	bash tools/multi30k.sh
 
-<<<<<<< HEAD
 multi30k-record: setup  ## the same as the literature scores it, with the best published recipe (about 2 hours on 1 core)
 	bash tools/multi30k_record.sh
 
@@ -75,7 +74,4 @@ newstest: setup  ## train on the news, Tatoeba and Multi30k at hand, score newst
 wmt: setup  ## the full WMT14 run of page 23 on this machine's GPUs (WMT_SIZE=base|big WMT_PAIR=en-de|en-fr); days
 	WMT_RUN=full $(PYTHON) tools/book.py 23
 
-.PHONY: help setup book site test test-long lint lab sync export multi30k multi30k-record newstest wmt
-=======
-.PHONY: help setup book site test test-site axe test-long lint lab sync export multi30k
->>>>>>> site
+.PHONY: help setup book site test test-site axe test-long lint lab sync export multi30k multi30k-record newstest wmt

@@ -385,7 +385,8 @@ def test_stepper_has_a_table_of_all_that_it_shows():
 @pytest.mark.parametrize("changes, message", [
     ({"likeliest": STEPS[:2]}, "likeliest has 2 steps but 3 output tokens were given"),
     ({"beams": BEAMS[:2]}, "beams has 2 steps but 3 output tokens were given"),
-    ({"output": QUERIES + ["x"], "likeliest": STEPS + STEPS[:1], "beams": None}, "weights of 'a' have 3 output tokens but 4 output tokens were given"),
+    ({"output": QUERIES + ["x"], "likeliest": STEPS + STEPS[:1], "beams": None},
+     "weights of 'a' have 3 output tokens but 4 output tokens were given"),
     ({"source": KEYS[:3]}, "weights of 'a' have 4 source tokens but 3 source tokens were given"),
     ({"likeliest": [{"die": 1.5}] * 3}, "probabilities from 0 to 1, at step 1 it has"),
     ({"likeliest": [{}] * 3}, "probabilities from 0 to 1"), ({"likeliest": [["ab", "c"]] * 3}, "must hold pairs"),
