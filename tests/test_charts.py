@@ -658,7 +658,7 @@ token = st.one_of(st.sampled_from(HOSTILE), st.text(st.characters(exclude_catego
 ODD = ["\x00", "a\x00b\x1b", "\n\r\t", "\ufffe", "\x85\x9f", "\ud800", "", " ", "\u202e"]
 
 
-@pytest.mark.filterwarnings("ignore:Glyph")
+@pytest.mark.filterwarnings("ignore:Glyph", "ignore:constrained_layout")
 @pytest.mark.parametrize("view", VIEWS)
 def test_hostile_tokens_stay_data_in_every_view_and_file(view, tmp_path):
     chart = VIEWS[view](HOSTILE + ODD)
@@ -689,7 +689,7 @@ def check_strings(strings, folder):
     plt.close("all")
 
 
-@pytest.mark.filterwarnings("ignore:Glyph")
+@pytest.mark.filterwarnings("ignore:Glyph", "ignore:constrained_layout")
 @settings(deadline=None, max_examples=10, derandomize=True)
 @given(strings=st.lists(token, min_size=20, max_size=20, unique=True))
 def test_two_hundred_generated_tokens_stay_data(tmp_path_factory, strings):
@@ -697,7 +697,7 @@ def test_two_hundred_generated_tokens_stay_data(tmp_path_factory, strings):
 
 
 @pytest.mark.long
-@pytest.mark.filterwarnings("ignore:Glyph")
+@pytest.mark.filterwarnings("ignore:Glyph", "ignore:constrained_layout")
 @settings(deadline=None, max_examples=500)
 @given(strings=st.lists(token, min_size=20, max_size=20, unique=True))
 def test_long_ten_thousand_generated_tokens_stay_data(tmp_path_factory, strings):
