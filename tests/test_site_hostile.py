@@ -7,6 +7,8 @@ import pytest
 from browsing import ROOT, open_page
 from site_pages import render, stage
 
+from annotated import charts
+
 OWN = "window.owned = true"
 TAG = f"<script>{OWN}</script>"
 TOKENS = [
@@ -17,15 +19,9 @@ PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwG
 
 
 def hostile_chart():
-    """A chart with the tokens wherever text can stand, and with links that are scripts."""
-    menu = {"name": "chosen", "value": TOKENS[0], "bind": {"input": "select", "options": TOKENS, "name": TOKENS[0]}}
-    encoding = {
-        "y": {"field": "token", "title": TOKENS[1]}, "x": {"field": "n", "type": "quantitative"}, "href": {"field": "link"},
-        "opacity": {"condition": {"test": "datum.token === chosen", "value": 1}, "value": 0.4},
-    }  # fmt: skip
-    rows = [{"token": token, "n": n + 1, "link": f"javascript:{OWN}"} for n, token in enumerate(TOKENS)]
-    return {"title": TOKENS[0], "data": {"values": rows, "name": "rows"}, "params": [menu], "mark": {"type": "bar", "tooltip": True},
-            "encoding": encoding}  # fmt: skip
+    """A chart with the tokens as its title and on both axes."""
+    weights = [[1 / len(TOKENS)] * len(TOKENS)] * len(TOKENS)
+    return charts.attention_explorer({TOKENS[1]: [weights, weights]}, TOKENS, TOKENS, title=TOKENS[0]).to_dict()
 
 
 def hostile_notebook(path, html):
@@ -56,7 +52,7 @@ def hostile_site(tmp_path_factory):
 def test_hostile_tokens_are_shown_and_run_nothing(hostile_site, browser, serve, name):
     page = open_page(browser, serve(hostile_site), name)
     figure = page.query_selector("figure.chart")
-    figure.query_selector("select").select_option(index=3)
+    figure.query_selector("select").select_option(index=1)
     figure.query_selector("summary").click()
     figure.wait_for_selector(".chart-table td")
     bars = figure.query_selector_all(".chart-live .mark-rect path")
@@ -66,8 +62,8 @@ def test_hostile_tokens_are_shown_and_run_nothing(hostile_site, browser, serve, 
         bar.click(force=True)
     page.wait_for_timeout(300)
     assert page.evaluate("() => window.owned") is None and page.url.endswith(name)
-    cells = figure.query_selector_all(".chart-table tbody tr td:last-child")
-    assert [cell.text_content() for cell in cells] == TOKENS
+    cells = figure.query_selector_all(".chart-table tbody tr td:nth-child(6)")
+    assert [cell.text_content() for cell in cells[: len(TOKENS)]] == [token.replace("\0", "␀") for token in TOKENS]
     if name == "01_text.html":  # here nothing even tries; there the policy stops it, and says so
         assert TOKENS[0] in page.inner_text(".output.stream") and page.mistakes == []
     page.close()

@@ -1,8 +1,10 @@
 """Turn stored notebooks into sources for Sphinx, and its HTML into pages that run no script but the book's own."""
 
 import base64
+import csv
 import hashlib
 import html
+import io
 import json
 import os
 import re
@@ -10,8 +12,10 @@ import subprocess
 import sys
 
 import nbformat
+import PIL.Image
 import vl_convert
 
+from annotated import charts
 from notebooks import ROOT
 
 VEGA_LITE = "application/vnd.vegalite.v5+json"
@@ -19,19 +23,56 @@ DIRECTIVES = re.compile(r"^#\|.*\n?", re.MULTILINE)
 ALT = re.compile(r"^# alt: (.*)\n?", re.MULTILINE)
 ARTICLE = re.compile("<article.*</article>", re.DOTALL)  # greedy: an output that closes it early does not get out
 SCRIPT = re.compile(r"<script(?![^>]*\bsrc=)(?![^>]*application/json)[^>]*>(.*?)</script>", re.DOTALL)
+ROWS_SHOWN = 100
 FIGURE = """<figure class="chart" id="{name}">
 <img class="chart-still" src="_static/charts/{name}.png" alt="{alt}">
 <script type="application/json">{spec}</script>
+{numbers}
 </figure>"""
 
 
+def picture_table(png):
+    """(header, rows, how many there were) of the numbers that a picture of the book's charts carries in its text, or None."""
+    notes = PIL.Image.open(io.BytesIO(png)).text
+    if "Table" not in notes:
+        return None
+    header, *rows = csv.reader(io.StringIO(notes["Table"]))
+    return header, rows, notes.get("Table-Rows", f"{len(rows)} of {len(rows)}").split()[-1]
+
+
+def numbers(table, name, folder):
+    """The folded HTML table behind a chart, with a CSV file of it in the site; an empty string if there is none."""
+    if table is None:
+        return ""
+    header, rows, total = table
+    files = folder / "_static" / "charts"
+    files.mkdir(parents=True, exist_ok=True)
+    with open(files / f"{name}.csv", "w", newline="", encoding="utf-8") as file:
+        csv.writer(file, lineterminator="\n").writerows([header, *rows])
+
+    def line(cells, tag):
+        return "<tr>" + "".join(f"<{tag}>{html.escape(str(cell))}</{tag.split()[0]}>" for cell in cells) + "</tr>"
+
+    shown = rows[:ROWS_SHOWN]
+    count = f"{len(shown)} of {total} rows" if len(shown) < int(total) else f"{total} rows"
+    body = "".join(line(row, "td") for row in shown)
+    head = line(header, 'th scope="col"')
+    return (f'<details class="chart-data"><summary>Data of this chart</summary><p>{count}. '
+            f'<a href="_static/charts/{name}.csv" download>Download {len(rows)} rows as CSV</a></p>'
+            f'<div class="chart-table" tabindex="0" role="region" aria-label="Data of the chart {name}">'
+            f'<table class="table"><thead>{head}</thead><tbody>{body}</tbody></table></div></details>')
+
+
 def chart(output, name, alt, folder):
-    """The HTML of an Altair output: its picture, which is also what is printed, and the chart as data for charts.js."""
+    """The HTML of an Altair output: its picture, which is also what is printed, the chart for charts.js, and its numbers."""
     pictures = folder / "_static" / "charts"
     pictures.mkdir(parents=True, exist_ok=True)
     (pictures / f"{name}.png").write_bytes(base64.b64decode(output.data["image/png"]))
-    spec = json.dumps(output.data[VEGA_LITE], separators=(",", ":")).replace("<", r"\u003c")
-    return FIGURE.format(name=name, alt=html.escape(alt.replace("\0", "")), spec=spec)
+    spec = output.data[VEGA_LITE]
+    header, rows = charts.table(spec)
+    text = json.dumps(spec, separators=(",", ":")).replace("<", r"\u003c")
+    behind = numbers((header, rows, len(rows)), name, folder)
+    return FIGURE.format(name=name, alt=html.escape(alt.replace("\0", "")), spec=text, numbers=behind)
 
 
 def stage(path, folder, below_title=""):
@@ -40,19 +81,28 @@ def stage(path, folder, below_title=""):
     for cell in notebook.cells:
         if cell.cell_type != "code":
             continue
-        alt = ALT.search(cell.source)
+        alt, outputs = ALT.search(cell.source), []
         if alt:
             cell.metadata["mystnb"] = {"image": {"alt": alt[1]}}
         for k, output in enumerate(cell.outputs):
-            if VEGA_LITE in output.get("data", {}):
-                name = f"{path.stem}-{cell.execution_count}-{k}"
-                figure = chart(output, name, alt[1] if alt else "A chart.", folder)
-                cell.outputs[k] = nbformat.v4.new_output("display_data", {"text/html": figure})
+            name, data = f"{path.stem}-{cell.execution_count}-{k}", output.get("data", {})
+            if VEGA_LITE in data:
+                outputs.append(as_html(chart(output, name, alt[1] if alt else "A chart.", folder)))
+                continue
+            outputs.append(output)
+            if "image/png" in data and (behind := numbers(picture_table(base64.b64decode(data["image/png"])), name, folder)):
+                outputs.append(as_html(behind))
+        cell.outputs = outputs
         cell.source = ALT.sub("", DIRECTIVES.sub("", cell.source))
     if below_title:
         notebook.cells[0].source += f"\n\n{below_title}\n"
     notebook.cells = [cell for cell in notebook.cells if cell.source.strip()]
     nbformat.write(notebook, folder / path.name)
+
+
+def as_html(text):
+    """An output of a cell that is this HTML."""
+    return nbformat.v4.new_output("display_data", {"text/html": text})
 
 
 def policy(page):
