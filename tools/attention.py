@@ -1,6 +1,7 @@
-"""Attention of a trained model on a few real sentences, as data for pictures: python tools/attention.py MODEL CORPUS OUT.json
+"""Attention of a trained model on a few real sentences, as data for pictures: python tools/attention.py MODEL CORPUS OUT.json WORDS
 
 Of the test sentences with 7 to 14 source tokens the three whose greedy translation has the best chrF: readable, not typical.
+WORDS says what the model was trained on.
 """
 
 import json
@@ -23,7 +24,7 @@ def rounded(weights, stack, kind):
     return [[[[round(w, 4) for w in row] for row in head] for head in layer.tolist()] for layer in layers]
 
 
-def attention_of(saved, sentence):
+def attention_of(saved, sentence, trained_on):
     """All attention weights while the model reads one sentence and its own greedy translation, dropout off."""
     model, tokenizer = saved.model.eval(), saved.tokenizer
     source = torch.tensor([[*tokenizer.encode(sentence, saved.info["source_language"]), END]])
@@ -34,6 +35,7 @@ def attention_of(saved, sentence):
         "source": tokenizer.pieces(source[0].tolist()),
         "target": tokenizer.pieces([*ids, END]),  # row i of the decoder's attention belongs to the token it predicts
         "translation": tokenizer.decode(ids),
+        "trained_on": trained_on,
         "layers": model.config.N,
         "heads": model.config.h,
         "encoder": rounded(weights, "encoder", "self_attention"),
@@ -42,19 +44,19 @@ def attention_of(saved, sentence):
     }
 
 
-def main(model, corpus, out):
+def main(model, corpus, out, trained_on):
     saved = load_checkpoint(model)
     pairs = load_corpus(corpus, source_language=saved.info["source_language"], target_language=saved.info["target_language"]).test
     short = [(s, t) for s, t in pairs if 7 <= len(saved.tokenizer.encode(s, saved.info["source_language"])) <= 14]
     outputs = translate(saved.model, saved.tokenizer, [source for source, _ in short], saved.info["source_language"])
     chrf = sacrebleu.CHRF()
     ranked = sorted(zip(outputs, short, strict=True), key=lambda row: -chrf.sentence_score(row[0], [row[1][1]]).score)
-    data = [attention_of(saved, source) for _, (source, _) in ranked[:3]]
+    data = [attention_of(saved, source, trained_on) for _, (source, _) in ranked[:3]]
     Path(out).write_text(json.dumps(data, ensure_ascii=False) + "\n", encoding="utf-8")
     print(f"attention of {len(data)} sentences in {out}")
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 4:
+    if len(sys.argv) != 5:
         raise SystemExit(__doc__)
     main(*sys.argv[1:])
