@@ -56,7 +56,7 @@
     const box = element("div", { className: "chart-view", hidden: true }, picture);
     picture.setAttribute("role", "img");
     picture.setAttribute("aria-label", figure.querySelector("img").alt);
-    figure.append(bound, box);
+    figure.querySelector("script").after(bound, box);
 
     let result, drawn, queue = Promise.resolve();
     async function draw() {
