@@ -85,6 +85,17 @@ MUTATIONS = [
     ("the validation set is cleaned", "batches", "valid = write_encoded(corpus.valid,",
      "valid = write_encoded(clean_pairs(corpus.valid, {}),",
      "batches"),
+    ("tokens end the script of a saved page", "charts", '.replace("<", "\\u003c")', "", "charts"),
+    ("tokens become elements in the table of a saved page", "charts", "<td>{html.escape(cell)}</td>", "<td>{cell}</td>", "charts"),
+    ("the stepper shows the attention of the step after", "charts", '"datum.row", "(step - 1)"', '"datum.row", "step"', "charts"),
+    ("an explorer exchanges queries and keys", "charts", "weights[at][{head}][{query}][datum.key]", "weights[at][{head}][datum.key][{query}]",
+     "charts"),
+    ("null bytes reach the files of charts", "charts", '"replace").translate(_CONTROLS)', '"replace")', "charts"),
+    ("charts to touch stay white on a dark page", "charts", "dark ? '{DARK[name]}'", "dark ? '{COLOURS[name]}'", "charts"),
+    ("a batch of several sentences is drawn as its first", "charts", "array[0] if array.ndim == 4 and len(array) == 1 else array\n",
+     "array[0] if array.ndim == 4 else array\n", "charts"),
+    ("the policy of a saved page allows any script", "charts", "script-src {allowed}", "script-src 'unsafe-inline' 'unsafe-eval'", "charts"),
+    ("a table loses the panels after the first", "charts", "if len(tables) == 1:", "if tables:", "charts"),
 ]
 
 
