@@ -10,6 +10,7 @@ sys.path.insert(0, "tools")
 import site_reference  # noqa: E402
 from site_pages import VEGA_LITE, policy, stage  # noqa: E402
 
+from annotated import charts  # noqa: E402
 from notebooks import PACKAGE, pages  # noqa: E402
 
 
@@ -53,7 +54,7 @@ def test_policy_names_the_scripts_of_the_theme_and_none_of_an_output():
 
 
 def test_a_chart_becomes_a_picture_and_data_that_cannot_end_its_script(tmp_path):
-    spec = {"data": {"values": "token\n</script><script>\n"}, "mark": "bar"}
+    spec = charts.attention_explorer({"layer": [[[0.5, 0.5]]]}, ["</script><script>", "a"], ["b"]).to_dict()
     output = nbformat.v4.new_output("display_data", {VEGA_LITE: spec, "image/png": "iVBORw0KGgo="})
     cell = nbformat.v4.new_code_cell('# alt: A "bar" <chart>.\nshow()', execution_count=1, outputs=[output])
     nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell("# Page"), cell]), tmp_path / "01_page.ipynb")
@@ -64,4 +65,6 @@ def test_a_chart_becomes_a_picture_and_data_that_cannot_end_its_script(tmp_path)
     assert title.source == "# Page\n\nbelow\n" and cell.source == "show()"
     assert (tmp_path / "staged" / "_static" / "charts" / "01_page-1-0.png").read_bytes().startswith(b"\x89PNG")
     assert 'alt="A &quot;bar&quot; &lt;chart&gt;."' in figure and figure.count("</script>") == 1
+    assert "<td>&lt;/script&gt;&lt;script&gt;</td>" in figure
+    assert (tmp_path / "staged" / "_static" / "charts" / "01_page-1-0.csv").read_text().count("</script><script>") == 1
     assert json.loads(figure.partition('json">')[2].partition("</script>")[0]) == spec
