@@ -14,5 +14,3 @@ $python -m annotated.training "$work/data" --source en --target de --out "$work/
     2>&1 | tee >(tr '\r' '\n' | grep -v '^training:' > "$results/train.log")
 $python tools/score.py "$work/model" "$work/data" test "$results" --beam 4 --alpha 0.6 --command "make newstest" \
     --data "newstest2014, all 3,003 sentences; trained on 224,525 pairs: news-2008-2012, news-2015-2020, Tatoeba, Multi30k"
-$python tools/attention.py "$work/model" "$work/data" results/real_attention.json \
-    "a sentence of newstest2014, by a model trained on news of other years, Tatoeba and Multi30k (make newstest)"
