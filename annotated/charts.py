@@ -216,8 +216,11 @@ def _axes(ax, width, height):
 
 # %% ../notebooks/90_charts.ipynb #8f792b5e
 def _literal(artist):
-    """Take a `$` in the texts of a figure or of axes as it is, wherever it would be a formula with an error in it."""
+    """Make the texts of a figure or of axes such that every file can hold them, and a `$` that starts no formula a `$`."""
     for text in artist.findobj(matplotlib.text.Text):
+        safe = "\n".join(map(_text, text.get_text().split("\n")))
+        if safe != text.get_text():
+            text.set_text(safe)
         if text.get_parse_math() and text.get_text().count("$") > 1:
             try:
                 MathTextParser("path").parse(text.get_text())
@@ -1175,6 +1178,7 @@ def _render(chart, kind):
         return text.getvalue().encode()
     if hasattr(chart, "to_dict"):
         return _altair_bytes(chart, kind)
+    _literal(chart)  # titles that were set after the drawing too
     if kind == "html":
         titles = [title for ax in chart.axes for title in (ax.get_title(loc="left"), ax.get_title()) if title]
         title = chart.get_suptitle() or (titles[0] if titles else "Chart")

@@ -677,7 +677,18 @@ def test_hostile_tokens_stay_data_in_every_view_and_file(view, tmp_path):
     assert {shown(text) for text in in_table} <= {cell for row in rows for cell in row}
 
 
-def check_strings(strings, folder):
+@pytest.mark.filterwarnings("ignore:Glyph")
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_title_with_a_null_byte_becomes_its_picture(view):
+    chart = VIEWS[view](["a\x00b\x1f", "c", "d"])
+    chart = chart.figure if hasattr(chart, "figure") else chart
+    page, svg = (charts._render(chart, kind).decode() for kind in ("html", "svg"))
+    assert "\x00" not in page + svg and "\x1f" not in page + svg
+    if view in ("heat map", "lines", "curves"):
+        assert "<title>a␀b␟</title>" in page and 'alt="a␀b␟"' in page
+
+
+def check_strings(strings):
     """Generated strings in the views that carry text into HTML: both charts to touch, and a heat map's page."""
     tokens = list(dict.fromkeys(strings))
     for view in ("explorer", "stepper", "lines"):
@@ -692,16 +703,16 @@ def check_strings(strings, folder):
 @pytest.mark.filterwarnings("ignore:Glyph", "ignore:constrained_layout")
 @settings(deadline=None, max_examples=10, derandomize=True)
 @given(strings=st.lists(token, min_size=20, max_size=20, unique=True))
-def test_two_hundred_generated_tokens_stay_data(tmp_path_factory, strings):
-    check_strings(strings, tmp_path_factory)
+def test_two_hundred_generated_tokens_stay_data(strings):
+    check_strings(strings)
 
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:Glyph", "ignore:constrained_layout")
 @settings(deadline=None, max_examples=500)
 @given(strings=st.lists(token, min_size=20, max_size=20, unique=True))
-def test_long_ten_thousand_generated_tokens_stay_data(tmp_path_factory, strings):
-    check_strings(strings, tmp_path_factory)
+def test_long_ten_thousand_generated_tokens_stay_data(strings):
+    check_strings(strings)
 
 
 # ---- a real browser
