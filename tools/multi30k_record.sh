@@ -13,5 +13,5 @@ $python -m annotated.training "$work/data" --source en --target de --out "$work/
     --preset small --N 4 --d_model 128 --d_ff 256 --h 4 --dropout 0.3 --vocab_size 10000 --precision bf16 \
     --steps 8000 --max_tokens 4096 --warmup 2000 --factor 2.53 --validate_every 105 --save_every 105 --keep_last 40 --average 10 \
     2>&1 | tee >(tr '\r' '\n' | grep -v '^training:' > "$results/train.log")
-$python tools/score.py "$work/model" "$work/data" test "$results" --beam 5 --alpha 1.0 --tokens --references multi30k \
+$python tools/score.py "$work/model" "$work/data" test "$results" --beam 5 --alpha 1.4 --tokens --references multi30k \
     --command "make multi30k-record" --data "multi30k test_2016_flickr"
