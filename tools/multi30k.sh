@@ -11,5 +11,3 @@ mkdir -p _build "$results"
 rm -rf "$model"
 $python -m annotated.training multi30k --out "$model" --precision bf16 2>&1 | tee >(tr '\r' '\n' | grep -v '^training:' > "$results/train.log")
 $python tools/score.py "$model" multi30k test "$results" --command "make multi30k"
-$python tools/attention.py "$model" multi30k results/real_attention.json \
-    "a caption of Multi30k's test_2016_flickr, translated by the model of make multi30k (5.5 million parameters)"
