@@ -68,7 +68,7 @@ multi30k: setup  ## train and score Multi30k English to German (about 30 minutes
 multi30k-record: setup  ## the same as the literature scores it, with the best published recipe (about 2 hours on 1 core)
 	bash tools/multi30k_record.sh
 
-newstest: setup  ## train on the news, Tatoeba and Multi30k at hand, score newstest2014 (about 2 hours on 1 core)
+newstest: setup  ## train on the news, Tatoeba and Multi30k at hand, score newstest2014 (about 90 minutes on 1 core)
 	bash tools/newstest.sh
 
 wmt: setup  ## the full WMT14 run of page 23 on this machine's GPUs (WMT_SIZE=base|big WMT_PAIR=en-de|en-fr); days

@@ -52,9 +52,9 @@ def multi30k_form(lines, language="de"):
 # %% ../notebooks/19_translation.ipynb #9b71098a
 DEFINITIONS = {
     "sacrebleu": "BLEU on plain text as sacreBLEU tokenises it, cased",
-    "sacrebleu_lowercase": "the same, lower-cased",
+    "sacrebleu_lowercase": "BLEU on plain text as sacreBLEU tokenises it, lower-cased",
     "tokenised": "BLEU on Moses tokens (multi-bleu), cased",
-    "tokenised_lowercase": "the same, lower-cased",
+    "tokenised_lowercase": "BLEU on Moses tokens (multi-bleu), lower-cased",
     "compound_split": "BLEU on Moses tokens split at hyphens, cased (the paper's EN-DE)",
     "multi30k": "BLEU, lower-cased, punctuation normalised, Moses tokens",
     "chrf": "chrF2: F-score of character n-grams, on plain text, cased",
