@@ -31,7 +31,7 @@ class Incomplete(Exception):
 # number: execution count; lines: what it printed, with single spaces
 Cell = namedtuple("Cell", "path id number lines asserts")
 # tests: (file, name of the function)
-Row = namedtuple("Row", "claim section says cells tests figures verdict")
+Row = namedtuple("Row", "claim section says kind cells tests figures verdict")
 
 
 def claim_of(cell):
@@ -92,7 +92,7 @@ def row_of(claim, entry, cells, tests):
         lacks.append("none of its cells asserts anything")
     measured = next(iter(words)) if len(words) == 1 else ", ".join(f"{word}: {count}" for word, count in words.items())
     verdict = {"exact": ASSERTED, "measured": measured, "both": f"{ASSERTED}; measured: {measured}"}[entry["kind"]]
-    return Row(claim, entry["section"], entry["says"], cells, tests, figures, verdict), lacks
+    return Row(claim, entry["section"], entry["says"], entry["kind"], cells, tests, figures, verdict), lacks
 
 
 def read(paths=None, tests=TESTS, claims=CLAIMS):
@@ -126,8 +126,8 @@ def markdown(rows):
 
 def summary(rows):
     """One sentence: how many claims there are, and how many of them are asserted or measured."""
-    kinds = Counter(row.verdict[:len(ASSERTED) + 1] if row.verdict.startswith(ASSERTED) else "measured" for row in rows)
-    return f"{len(rows)} claims: {kinds[ASSERTED]} exact and asserted, {kinds['measured']} measured, {kinds[ASSERTED + ';']} with a part of each."
+    kinds = Counter(row.kind for row in rows)
+    return f"{len(rows)} claims: {kinds['exact']} exact and asserted, {kinds['measured']} measured, {kinds['both']} with a part of each."
 
 
 if __name__ == "__main__":
