@@ -88,8 +88,9 @@ def test_links_between_pages_lead_somewhere(path):
 def exercises_and_solutions(path):
     """(numbers of the exercises, folded code cells of the solutions) of a page."""
     cells = read(path).cells
-    begin = next(k for k, cell in enumerate(cells) if cell.cell_type == "markdown" and re.search("^## Exercises", cell.source, re.M))
-    end = next(k for k, cell in enumerate(cells[begin + 1:], begin + 1) if re.search("^## ", cell.source, re.M) and cell.cell_type == "markdown")
+    heads = [re.findall("^## (.*)", cell.source, re.M) if cell.cell_type == "markdown" else [] for cell in cells]
+    begin = next(k for k, head in enumerate(heads) if "Exercises" in head)
+    end = next(k for k, head in enumerate(heads) if k > begin and head)
     text = "\n".join(cell.source for cell in cells[begin:end] if cell.cell_type == "markdown")
     asked = text[text.index("## Exercises"):text.index("### Solutions")]
     folded = [cell for cell in cells[begin:end] if cell.cell_type == "code" and "hide-cell" in cell.metadata.get("tags", [])]

@@ -19,7 +19,7 @@ from notebooks import ROOT, pages
 
 CLAIMS, TESTS = ROOT / "docs" / "claims.toml", ROOT / "tests"
 FIRST_LINE = re.compile(r"(?:#\|.*\n|# alt: .*\n)*# (C\d+)\b[^:\n]*: \S")
-VERDICT = re.compile(r"\b(within noise|does not|do not|fails|partly|holds)\b")
+VERDICT = re.compile(r"\b(within noise|does not|do not|fails|partly|holds)\b(?:'?: (\d+))?")  # or how often: "holds: 8"
 SAME = {"do not": "does not", "fails": "does not"}
 ASSERTED = "holds: asserted"
 
@@ -77,7 +77,9 @@ def row_of(claim, entry, cells, tests):
     lines = [line for cell in cells for line in cell.lines]
     found = {text: [line for line in lines if text in line] for text in entry["figure"]}
     figures = list(dict.fromkeys(line for matching in found.values() for line in matching))
-    words = Counter(SAME.get(word, word) for line in figures for word in VERDICT.findall(line))
+    words = Counter()
+    for word, count in VERDICT.findall("\n".join(figures)):
+        words[SAME.get(word, word)] += int(count or 1)
     lacks = []
     if not tests:
         lacks.append(f"no test is called `test_{claim.lower()}_…`")
@@ -86,12 +88,12 @@ def row_of(claim, entry, cells, tests):
     elif missing := [text for text, matching in found.items() if not matching]:
         names = ", ".join(dict.fromkeys(cell.path.name for cell in cells))
         lacks.append(f"no output of its cells ({names}) has a line with {' or '.join(map(repr, missing))}")
-    elif entry["kind"] != "exact" and not words:
+    elif entry["kind"] != "asserted" and not words:
         lacks.append("no line of its figure says whether it holds")
     if cells and entry["kind"] != "measured" and not any(cell.asserts for cell in cells):
         lacks.append("none of its cells asserts anything")
     measured = next(iter(words)) if len(words) == 1 else ", ".join(f"{word}: {count}" for word, count in words.items())
-    verdict = {"exact": ASSERTED, "measured": measured, "both": f"{ASSERTED}; measured: {measured}"}[entry["kind"]]
+    verdict = {"asserted": ASSERTED, "measured": measured, "both": f"{ASSERTED}; measured: {measured}"}[entry["kind"]]
     return Row(claim, entry["section"], entry["says"], entry["kind"], cells, tests, figures, verdict), lacks
 
 
@@ -127,7 +129,7 @@ def markdown(rows):
 def summary(rows):
     """One sentence: how many claims there are, and how many of them are asserted or measured."""
     kinds = Counter(row.kind for row in rows)
-    return f"{len(rows)} claims: {kinds['exact']} exact and asserted, {kinds['measured']} measured, {kinds['both']} with a part of each."
+    return f"{len(rows)} claims: {kinds['asserted']} asserted, {kinds['measured']} measured, {kinds['both']} with a part of each."
 
 
 if __name__ == "__main__":

@@ -110,7 +110,7 @@ def ledger_page(rows):
     return "\n\n".join([
         "# The ledger of claims",
         "What the paper says and a program can check, one claim a row: the cells that show it, the tests that guard it, the figure that "
-        "came out, and the verdict. An exact claim is *asserted*: its page does not run through if it fails. A measured one says what "
+        "came out, and the verdict. An exact claim is asserted: its page does not run through if it fails. A measured one says what "
         "its run found, whether it agrees with the paper or not. The sentences are ours; all the rest is read from the pages and tests.",
         ledger.summary(rows),
         relink(ledger.markdown(rows)),
