@@ -115,14 +115,16 @@ def read(paths=None, tests=TESTS, claims=CLAIMS):
 
 def markdown(rows):
     """The ledger as a Markdown table whose links lead from a page in notebooks/ to cells and tests."""
-    text = ["| claim | what it says | shown in, guarded by | measured | verdict |", "|---|---|---|---|---|"]
+    text = ["| claim, section | what it says, and where it is checked | verdict, and figure measured |", "|---|---|---|"]
     for row in rows:
-        where = [f"[page {cell.path.name[:2]}, cell {cell.number}]({cell.path.name}#cell-id={cell.id})" for cell in row.cells]
+        cells = [f"[page {cell.path.name[:2]}, cell {cell.number}]({cell.path.name}#cell-id={cell.id})" for cell in row.cells]
+        tests = []
         for path in dict.fromkeys(path for path, _ in row.tests):
             first, *others = [test for file, test in row.tests if file == path]
-            where.append(f"[{first}](../tests/{path.name})" + f" and {len(others)} more" * bool(others))
+            tests.append(f"[{first}](../tests/{path.name})" + f" and {len(others)} more" * bool(others))
+        where = f"Shown in {', '.join(cells)}.<br>Guarded by {', '.join(tests)}."
         figures = "<br>".join("`" + line.replace("`", "'").replace("|", r"\|") + "`" for line in row.figures)
-        text.append(f"| **{row.claim}**<br>{row.section} | {row.says} | {'<br>'.join(where)} | {figures} | {row.verdict} |")
+        text.append(f"| **{row.claim}**<br>{row.section} | {row.says}<br>{where} | **{row.verdict}**<br>{figures} |")
     return "\n".join(text)
 
 
