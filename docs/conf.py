@@ -9,6 +9,7 @@ extensions = ["myst_nb", "sphinx-mathjax-offline", "sphinx.ext.autodoc"]
 source_suffix = {".ipynb": "myst-nb", ".md": "myst-nb"}
 nb_execution_mode = "off"
 nb_merge_streams = True
+nb_render_markdown_format = "myst"  # what cells show as Markdown is read like the text around them
 myst_enable_extensions = ["dollarmath", "amsmath", "attrs_block"]
 myst_heading_anchors = 3
 html_theme = "sphinx_book_theme"

@@ -28,7 +28,7 @@ def read(path):
 
 def test_the_pages_of_the_book_are_there():
     numbers = [path.name[:2] for path in PAGES]
-    assert numbers[:9] == [f"{n:02d}" for n in range(9)] and numbers[-1] == "90"
+    assert numbers[:9] == [f"{n:02d}" for n in range(9)] and numbers[-2:] == ["90", "91"]
     assert set(TRAINS) & set(numbers), "no page trains a model"
 
 
@@ -83,6 +83,51 @@ def test_links_between_pages_lead_somewhere(path):
         if cell.cell_type == "markdown":
             for target in re.findall(r"\]\(([\w./-]+\.ipynb)[#)]", cell.source):
                 assert (path.parent / target).is_file(), f"{path.name} links to {target}"
+
+
+def exercises_and_solutions(path):
+    """(numbers of the exercises, folded code cells of the solutions) of a page."""
+    cells = read(path).cells
+    heads = [re.findall("^## (.*)", cell.source, re.M) if cell.cell_type == "markdown" else [] for cell in cells]
+    begin = next(k for k, head in enumerate(heads) if "Exercises" in head)
+    end = next(k for k, head in enumerate(heads) if k > begin and head)
+    text = "\n".join(cell.source for cell in cells[begin:end] if cell.cell_type == "markdown")
+    asked = text[text.index("## Exercises"):text.index("### Solutions")]
+    folded = [cell for cell in cells[begin:end] if cell.cell_type == "code" and "hide-cell" in cell.metadata.get("tags", [])]
+    return [int(number) for number in re.findall(r"^(\d+)\. ", asked, re.M)], folded
+
+
+@pytest.mark.parametrize("path", PAGES[:-1], ids=lambda path: path.stem)
+def test_every_page_has_three_to_five_exercises_with_solutions_that_ran(path):
+    numbers, solutions = exercises_and_solutions(path)
+    assert numbers in ([1, 2, 3], [1, 2, 3, 4], [1, 2, 3, 4, 5]) and len(solutions) >= len(numbers)
+    for cell in solutions:
+        assert cell.execution_count and (cell.outputs or "assert " in cell.source), f"shows and checks nothing: {cell.source[:60]!r}"
+
+
+def test_self_test_asks_twenty_questions_and_runs_their_answers():
+    cells = read(PAGES[-1]).cells
+    text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    numbers = [str(n) for n in range(1, 21)]
+    asked, run = text.split("## The answers, run")
+    assert re.findall(r"^\*\*(\d+)\.\*\* .*\?", asked, re.M) == numbers == re.findall(r"<summary>Answer (\d+)</summary>", asked)
+    assert len(re.findall(r"\]\(\w+\.ipynb\)\n\n</details>", asked)) == 20, "an answer that names no page"
+    assert re.findall(r"^\*\*(\d+)\.\*\* ", run, re.M) == numbers
+    folded = [cell for cell in cells if cell.cell_type == "code" and "hide-cell" in cell.metadata.get("tags", [])]
+    assert len(folded) == 20 and all("assert " in cell.source for cell in folded)
+
+
+def test_introduction_lists_the_questions_that_readers_ask():
+    asked = []
+    for path in PAGES:
+        for cell in (cell for cell in read(path).cells if cell.cell_type == "markdown"):
+            for heading in re.findall(r"^### (Readers ask: .*\?)$", cell.source, re.M):
+                anchor = re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+                asked.append((heading.removeprefix("Readers ask: ").lower(), f"{path.name}#{anchor}"))
+    listed = "\n".join(cell.source for cell in read(PAGES[0]).cells if cell.cell_type == "markdown")
+    listed = listed.partition("## Questions that readers ask")[2].partition("\n## ")[0]
+    found = [(text.lower(), target) for text, target in re.findall(r"^- \[(.*)\]\((.*)\)$", listed, re.M)]
+    assert len(found) >= 8 and found == asked
 
 
 def test_picture_of_the_readme_is_the_one_in_the_introduction():

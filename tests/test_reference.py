@@ -25,24 +25,19 @@ def test_sections_are_read_from_a_sentence(text, expected):
     assert site_reference.sections(text) == expected
 
 
-def test_pages_know_their_sections_modules_tests_and_claims():
+def test_pages_know_their_sections_modules_and_tests():
     found = {path.name[:2]: site_reference.Page(path) for path in pages()}
     assert found["02"].sections == ["3.2.2", "3.2.3"] and found["02"].module == "multi_head"
     assert found["18"].sections == ["6.1"] and found["18"].tests.name == "test_decoding.py"
     assert all(page.sections for number, page in found.items() if "01" <= number <= "19")
-    assert "C9" in [claim for claim, _ in found["06"].claims]
 
 
-def test_every_module_has_a_page_and_every_claim_of_a_page_has_a_row():
+def test_every_module_has_a_page_and_every_page_a_row():
     found = [site_reference.Page(path) for path in pages()]
     assert {page.module for page in found if page.module} == {path.stem for path in PACKAGE.glob("[!_]*.py")}
     rows = site_reference.sections_page(found).split("\n")
     for page in found:
         assert any(f"]({page.path.name})" in row and (not page.module or f"annotated.{page.module}]" in row) for row in rows)
-        for claim, _ in page.claims:
-            assert any(row.startswith(f"| {claim} |") and page.path.name in row for row in rows)
-    row = next(row for row in rows if row.startswith("| C26 |"))
-    assert "[test_decoding.py](api/decoding.md#tests), " in row and "`test_c26_…`" in row
 
 
 def test_policy_names_the_scripts_of_the_theme_and_none_of_an_output():
@@ -51,6 +46,18 @@ def test_policy_names_the_scripts_of_the_theme_and_none_of_an_output():
     assert named.count("'sha256-") == 2 and "unsafe" not in named
     for output in ("<script>owned()</script>", "</article><script>owned()</script><article>", "</article><script>owned()</script>"):
         assert policy(page.format(output)).partition("script-src ")[2].partition(";")[0] == named
+
+
+def test_a_cell_that_checks_a_claim_can_be_linked_to(tmp_path):
+    table = nbformat.v4.new_output("display_data", {"text/markdown": "[here](01_page.ipynb#cell-id=abc) and [there](01_page.ipynb)"})
+    cells = [nbformat.v4.new_markdown_cell("# Page"), nbformat.v4.new_code_cell("# C4: it is\n1", id="abc", outputs=[table]),
+             nbformat.v4.new_code_cell("1\n# C4: only mentioned")]  # fmt: skip
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "01_page.ipynb")
+    (tmp_path / "staged").mkdir()
+    stage(tmp_path / "01_page.ipynb", tmp_path / "staged")
+    staged = nbformat.read(tmp_path / "staged" / "01_page.ipynb", as_version=4).cells
+    assert [cell.source for cell in staged] == ["# Page", "(cell-abc)=", "# C4: it is\n1", "1\n# C4: only mentioned"]
+    assert staged[2].outputs[0].data["text/markdown"] == "[here](#cell-abc) and [there](01_page.ipynb)"
 
 
 def test_a_chart_becomes_a_picture_and_data_that_cannot_end_its_script(tmp_path):

@@ -9,12 +9,13 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import ledger
 import nbformat
 
 from annotated.corpora import load_corpus
 from annotated.decoding import translate
 from annotated.training import book_model
-from notebooks import ROOT, TRAINS, execute, normalise, pages
+from notebooks import ROOT, TRAINS, execute, introduction_last, normalise, pages
 
 EXECUTED = ROOT / "_build" / "book"
 
@@ -30,14 +31,16 @@ def run(path):
 
 def main():
     begin = time.time()
+    ledger.read(pages())  # a claim that nothing checks is better found now than at the end
     EXECUTED.mkdir(parents=True, exist_ok=True)
     for old in EXECUTED.glob("*.ipynb"):
         old.unlink()
     print("[book 1/3] the book's model", flush=True)
     book = book_model()
     print(f"[book 2/3] executing copies of the notebooks in {EXECUTED.relative_to(ROOT)}/", flush=True)
-    chosen = pages(sys.argv[1:])
-    light = [path for path in chosen if path.name[:2] not in TRAINS]
+    chosen = introduction_last(pages(sys.argv[1:]))
+    light = [path for path in chosen if path.name[:2] not in (*TRAINS, "00")]
+    os.environ["LEDGER_PAGES"] = str(EXECUTED)  # page 00 shows what this run measured
     with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:  # one kernel a core
         for line in pool.map(run, light):
             print(line, flush=True)

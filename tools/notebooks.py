@@ -31,6 +31,11 @@ def pages(wanted=()):
     return [path for path in found if not wanted or path.name[:2] in wanted]
 
 
+def introduction_last(paths):
+    """The order in which pages are executed: 00 after all others, because its ledger of claims reads what they print."""
+    return sorted(paths, key=lambda path: path.name.startswith("00"))
+
+
 def execute(notebook, timeout=600):
     """Run all cells in a fresh kernel, in the folder of the notebooks, and store the outputs in `notebook`."""
     client = NotebookClient(

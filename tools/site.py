@@ -2,6 +2,7 @@
 
 import shutil
 
+import ledger
 import live
 import site_reference
 from site_pages import render, stage
@@ -12,7 +13,7 @@ SOURCE, SITE = ROOT / "_build" / "site_source", ROOT / "_build" / "site"
 
 
 def main():
-    paths = pages()
+    paths, executed = pages(), ledger.stored(ROOT / "_build" / "book")
     if not paths:
         raise SystemExit(f"{NOTEBOOKS} holds no page")
     for old in (SOURCE, SITE):
@@ -21,10 +22,9 @@ def main():
     live.write(SOURCE / "_static" / "live")  # the model of the page that translates in the browser
     shutil.copytree(NOTEBOOKS, SOURCE / "notebooks", ignore=shutil.ignore_patterns("[!0-9]*"))  # to be downloaded
     described = [site_reference.Page(path) for path in paths]
-    site_reference.write(described, SOURCE)
-    for page in described:
-        executed = ROOT / "_build" / "book" / page.path.name
-        stage(executed if executed.exists() else page.path, SOURCE, page.below_title())
+    site_reference.write(described, ledger.read(executed), SOURCE)
+    for page, path in zip(described, executed, strict=True):
+        stage(path, SOURCE, page.below_title())
     render(SOURCE, SITE)
     print(f"[site] {len(paths)} pages: open {(SITE / 'index.html').relative_to(ROOT)}")
 

@@ -14,15 +14,18 @@ import sys
 import nbformat
 import PIL.Image
 import vl_convert
+from ledger import claim_of
 
 from annotated import charts
-from notebooks import ROOT
+from notebooks import PACKAGE, ROOT
 
 VEGA_LITE = "application/vnd.vegalite.v5+json"
 DIRECTIVES = re.compile(r"^#\|.*\n?", re.MULTILINE)
 ALT = re.compile(r"^# alt: (.*)\n?", re.MULTILINE)
 ARTICLE = re.compile("<article.*</article>", re.DOTALL)  # greedy: an output that closes it early does not get out
 SCRIPT = re.compile(r"<script(?![^>]*\bsrc=)(?![^>]*application/json)[^>]*>(.*?)</script>", re.DOTALL)
+TO_CELL = re.compile(r"\]\([\w.]+\.ipynb#cell-id=(\w+)\)")
+TO_TEST = re.compile(r"\[(\w+)\]\(\.\./tests/test_(\w+)\.py\)")
 ROWS_SHOWN = 100
 FIGURE = """<figure class="chart" id="{name}">
 <img class="chart-still" src="_static/charts/{name}.png" alt="{alt}">
@@ -75,10 +78,22 @@ def chart(output, name, alt, folder):
     return FIGURE.format(name=name, alt=html.escape(alt.replace("\0", "")), spec=text, numbers=behind)
 
 
+def relink(text):
+    """Markdown whose links to cells and tests lead to where the site has them."""
+    def test(match):
+        known = (PACKAGE / f"{match[2]}.py").exists()
+        return f"[{match[1]}](api/{match[2]}.md#tests)" if known else f"{{download}}`{match[1]} <tests/test_{match[2]}.py>`"
+
+    return TO_TEST.sub(test, TO_CELL.sub(r"](#cell-\1)", text))
+
+
 def stage(path, folder, below_title=""):
     """Write the notebook `path` into `folder` as Sphinx is to read it; `below_title` is Markdown that goes below its title."""
-    notebook = nbformat.read(path, as_version=4)
+    notebook, cells = nbformat.read(path, as_version=4), []
     for cell in notebook.cells:
+        if claim_of(cell):  # something to link to
+            cells.append(nbformat.v4.new_markdown_cell(f"(cell-{cell.id})="))
+        cells.append(cell)
         if cell.cell_type != "code":
             continue
         alt, outputs = ALT.search(cell.source), []
@@ -89,6 +104,8 @@ def stage(path, folder, below_title=""):
             if VEGA_LITE in data:
                 outputs.append(as_html(chart(output, name, alt[1] if alt else "A chart.", folder)))
                 continue
+            if "text/markdown" in data:
+                data["text/markdown"] = relink(data["text/markdown"])
             outputs.append(output)
             if "image/png" in data and (behind := numbers(picture_table(base64.b64decode(data["image/png"])), name, folder)):
                 outputs.append(as_html(behind))
@@ -96,7 +113,7 @@ def stage(path, folder, below_title=""):
         cell.source = ALT.sub("", DIRECTIVES.sub("", cell.source))
     if below_title:
         notebook.cells[0].source += f"\n\n{below_title}\n"
-    notebook.cells = [cell for cell in notebook.cells if cell.source.strip()]
+    notebook.cells = [cell for cell in cells if cell.source.strip()]
     nbformat.write(notebook, folder / path.name)
 
 

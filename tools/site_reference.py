@@ -3,13 +3,14 @@
 import ast
 import re
 
+import ledger
 import nbformat
+from site_pages import relink
 
 from notebooks import PACKAGE, ROOT
 
 TESTS = ROOT / "tests"
 SECTIONS = re.compile(r"\b[Ss]ections? (\d[\d.]*\d|\d)((?:, | and | to )\d(?:[\d.]*\d)?)*")
-CLAIM = re.compile(r"^# (C\d+): (.*)", re.MULTILINE)
 
 
 def sections(text):
@@ -26,7 +27,7 @@ def sections(text):
 
 
 class Page:
-    """One notebook, and what belongs to it: `sections` of the paper, `module`, `tests`, `claims`."""
+    """One notebook, and what belongs to it: `sections` of the paper, `module`, `tests`."""
 
     def __init__(self, path):
         self.path, notebook = path, nbformat.read(path, as_version=4)
@@ -40,7 +41,6 @@ class Page:
         self.module = exported and exported[1]
         test = TESTS / f"test_{self.module}.py"
         self.tests = test if self.module and test.exists() else None
-        self.claims = CLAIM.findall(code)
 
     def below_title(self):
         """The line of links below the title of the page, as Markdown."""
@@ -92,47 +92,44 @@ def module_page(page):
 
 def sections_page(pages):
     """Markdown of the page that joins paper, book, code and tests, read from the notebooks and the tests themselves."""
-    rows, claims = [], {}
+    rows = []
     for page in pages:
         code = f"[annotated.{page.module}](api/{page.module}.md)" if page.module else "–"
         test = f"[{page.tests.name}](api/{page.module}.md#tests)" if page.tests else "–"
         rows.append([numbered(page.sections).partition(" ")[2] or "–", f"[{page.title}]({page.path.name})", code, test])
-        for claim, says in page.claims:
-            claims.setdefault(int(claim[1:]), []).append((page, says))
-    guards, linked = {}, {page.tests: page.module for page in pages if page.tests}
-    for path in sorted(TESTS.glob("test_*.py")):
-        name = f"[{path.name}](api/{linked[path]}.md#tests)" if path in linked else path.name
-        numbers = re.findall(r"^def test_c(\d+)_", path.read_text(), re.MULTILINE)
-        for number in dict.fromkeys(numbers):
-            guards.setdefault(int(number), []).append(f"{name}, {numbers.count(number)} named `test_c{number}_…`")
-    checked = [
-        [f"C{number}", "; ".join(dict.fromkeys(says.removesuffix(".") for _, says in where)),
-         ", ".join(dict.fromkeys(f"[{page.path.name[:2]}]({page.path.name})" for page, _ in where)),
-         "; ".join(guards.get(number, ["–"]))]
-        for number, where in sorted(claims.items())
-    ]  # fmt: skip
     return "\n\n".join([
         "# Paper, book, code, tests",
-        "Which page explains a section of the paper, which module it exports, and which tests hold that module to its word.",
-        "## By page", table(["Section", "Page", "Code", "Tests"], rows),
-        "## By claim",
-        "What the paper claims is checked where it is explained, in a cell that can fail, and guarded by tests.",
-        table(["Claim", "What is checked", "Page", "Tests"], checked),
+        "Which page explains a section of the paper, which module it exports, and which tests hold that module to its word. "
+        "What the paper claims is checked one by one: see [the ledger of claims](ledger.md).",
+        table(["Section", "Page", "Code", "Tests"], rows),
     ])  # fmt: skip
 
 
-def write(pages, folder):
-    """Write all of this into `folder`, beside copies of the tests that are shown."""
+def ledger_page(rows):
+    """Markdown of the page on the claims, whose links lead to the cells and tests of the site."""
+    return "\n\n".join([
+        "# The ledger of claims",
+        "What the paper says and a program can check, one claim a row: the cells that show it, the tests that guard it, the figure that "
+        "came out, and the verdict. An exact claim is asserted: its page does not run through if it fails. A measured one says what "
+        "its run found, whether it agrees with the paper or not. The sentences are ours; all the rest is read from the pages and tests.",
+        ledger.summary(rows),
+        relink(ledger.markdown(rows)),
+    ])  # fmt: skip
+
+
+def write(pages, claims, folder):
+    """Write all of this into `folder`, beside copies of the tests; `claims` are the rows of the ledger."""
     (folder / "api").mkdir()
     (folder / "tests").mkdir()
+    for path in TESTS.glob("test_*.py"):
+        (folder / "tests" / path.name).write_bytes(path.read_bytes())
     modules = [page for page in pages if page.module]
     for page in modules:
         (folder / "api" / f"{page.module}.md").write_text(module_page(page))
-        if page.tests:
-            (folder / "tests" / page.tests.name).write_bytes(page.tests.read_bytes())
     names = "\n".join(page.module for page in modules)
     rows = [[f"[annotated.{page.module}]({page.module}.md)", page.line] for page in modules]
     (folder / "api" / "index.md").write_text(
         "# The library\n\nEvery module is exported by one page of the book, which explains it.\n\n"
         f"{table(['Module', 'What it holds'], rows)}\n\n```{{toctree}}\n:hidden:\n\n{names}\n```\n")
     (folder / "sections.md").write_text(sections_page(pages))
+    (folder / "ledger.md").write_text(ledger_page(claims))

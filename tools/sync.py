@@ -14,7 +14,7 @@ import jupytext
 import nbformat
 from jupytext.combine import combine_inputs_with_outputs
 
-from notebooks import NOTEBOOKS, complaints, execute, export, normalise, pages
+from notebooks import NOTEBOOKS, complaints, execute, export, introduction_last, normalise, pages
 
 
 def adopt(folder, numbers):
@@ -38,7 +38,7 @@ def main():
     options = parser.parse_args()
     if options.source:
         adopt(options.source, options.pages)
-    chosen = pages(options.pages)
+    chosen = introduction_last(pages(options.pages))
     for path in chosen:  # first all modules, so that no page runs against an old one
         export(path)
     for path in [] if options.export else chosen:
