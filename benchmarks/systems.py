@@ -103,22 +103,29 @@ class Annotated(System):
         with torch.no_grad():
             self.model.decoder.layers[-1].residual[-1].norm.bias.fill_(1.0)
             self.model.embedding.weight[END] = -0.2  # its logit: -0.2 · d_model
+        self.precision, self.copies = precision, {}
+        if precision == "bf16":
+            self.model.to(torch.bfloat16)
+
+    def ready(self, rows):
+        """The model as the library makes it ready for about so many rows at a step; made once, before anything is timed."""
         from annotated import decoding
 
-        if hasattr(decoding, "prepare_for_decoding"):
-            self.model = decoding.prepare_for_decoding(self.model, precision)
-        elif precision == "int8":
-            raise ValueError("annotated.decoding has no int8 weights in this version")
-        else:
-            self.model.to(DTYPES[precision])
+        if not hasattr(decoding, "packed_copy"):
+            if self.precision == "int8":
+                raise ValueError("this version of annotated.decoding has no int8 weights")
+            return self.model
+        if rows not in self.copies:
+            self.copies = {rows: decoding.packed_copy(self.model, self.precision, rows=rows)}
+        return self.copies[rows]
 
     def write(self, source, beam, tokens=WRITTEN):
         from annotated.decoding import beam_search, greedy_decode
 
-        extra = tokens - source.size(1)
+        model, extra = self.ready(len(source) * beam), tokens - source.size(1)
         if beam == 1:
-            return greedy_decode(self.model, source, extra=max(extra, 0))
-        return [found[0][0] for found in beam_search(self.model, source, beam, extra=max(extra, 0))]
+            return greedy_decode(model, source, extra=extra)
+        return [found[0][0] for found in beam_search(model, source, beam, extra=extra)]
 
 
 class TorchModel(nn.Module):

@@ -193,3 +193,29 @@ def cells(quick=False):
             for precision in ("fp32", "bf16"):
                 found.append(Cell("attention", "base", _each(systems, precision), batch=length, units=4, seconds=4, training=training))
     return [replace(cell, seconds=cell.seconds * 0.5) for cell in found] if quick else found
+
+
+# -- what is aimed at -------------------------------------------------------------------------------------------------
+
+# (cell, ours, the other, how many times as fast ours is to be)
+AIMS = [
+    ("train, base, equal lengths, fair", Entrant("annotated", "bf16"), Entrant("torch", "bf16"), 1.5),
+    ("train, base, equal lengths, fair", Entrant("annotated", "fp32"), Entrant("torch", "fp32"), 1.2),
+    ("train, base, equal lengths, people", Entrant("annotated", "bf16"), Entrant("torch", "bf16"), 2.0),
+    ("train, base, equal lengths, people", Entrant("annotated", "fp32"), Entrant("torch", "fp32"), 1.3),
+    ("train, base, ragged lengths, people", Entrant("annotated", "bf16"), Entrant("torch", "bf16"), 2.0),
+    ("train, base, ragged lengths, people", Entrant("annotated", "bf16"), Entrant("torch", "bf16", "random"), 4.0),
+    ("train, tiny, equal lengths, people", Entrant("annotated", "fp32"), Entrant("torch", "fp32"), 1.9),
+    ("train, tiny, equal lengths, people", Entrant("annotated", "bf16"), Entrant("torch", "bf16"), 2.4),
+    ("greedy, base, batch 32", Entrant("annotated", "bf16"), Entrant("ctranslate2", "int8"), 1.5),
+    ("greedy, base, batch 32", Entrant("annotated", "bf16"), Entrant("marian", "bf16"), 1.7),
+    ("greedy, base, batch 1", Entrant("annotated", "int8"), Entrant("ctranslate2", "int8"), 1.2),
+    ("greedy, base, batch 32", Entrant("annotated", "fp32"), Entrant("ctranslate2", "fp32"), 1.5),
+    ("greedy, base, batch 32", Entrant("annotated", "fp32"), Entrant("marian", "fp32"), 1.3),
+    ("beam 4, base, batch 32", Entrant("annotated", "bf16"), Entrant("ctranslate2", "int8"), 1.5),
+    ("beam 4, base, batch 1", Entrant("annotated", "int8"), Entrant("ctranslate2", "int8"), 1.0),
+    ("beam 4, base, batch 32", Entrant("annotated", "fp32"), Entrant("marian", "fp32"), 1.4),
+    ("greedy, tiny, batch 32", Entrant("annotated", "fp32"), Entrant("ctranslate2", "fp32"), None),
+    ("beam 4, tiny, batch 32", Entrant("annotated", "fp32"), Entrant("ctranslate2", "fp32"), None),
+]
+MEMORY_AIM = 0.85  # of the peak of torch.nn.Transformer in training, at the most
