@@ -235,7 +235,7 @@ class XTransformers(System):
         from x_transformers import XTransformer
 
         places = {"ff_sublayer_dropout": 0.1, "attn_sublayer_dropout": 0.1} if self.fair else {"ff_dropout": 0.1, "attn_dropout": 0.1}
-        stack = {"num_tokens": vocab_size, "depth": N, "heads": h, "max_seq_len": 512, "attn_dim_head": d_model // h,
+        stack = {"num_tokens": vocab_size, "depth": N, "heads": h, "max_seq_len": 128, "attn_dim_head": d_model // h,
                  "ff_mult": d_ff / d_model, "ff_custom_activation": nn.ReLU(), "emb_dropout": 0.1, **places}
         if self.fair:
             stack["attn_flash"] = True
@@ -254,13 +254,19 @@ class XTransformers(System):
         memory = self.model.encoder(source, mask=mask, return_embeddings=True)
         return smoothed(self.model.decoder.net(target_in, context=memory, context_mask=mask), target_out)
 
+    def prepare(self, precision):
+        """Its norms stay in fp32 and refuse weights of 16 bits: autocast it is."""
+        if precision not in self.precisions:
+            raise ValueError(f"writes in {', '.join(self.precisions)} only")
+        self.precision = precision
+
     @torch.inference_mode()
     def write(self, source, beam, tokens=WRITTEN):
+        if beam > 1:
+            raise ValueError("its beam search does not repeat the encoder's output for the hypotheses, and stops with an error")
         start, mask = source.new_full((len(source), 1), BEGIN), source != PAD
-        if beam == 1:
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
             return self.model.generate(source, start, tokens, mask=mask, temperature=0.0).tolist()
-        memory = self.model.encoder(source, mask=mask, return_embeddings=True)
-        return self.model.decoder.beam_search(start, tokens, beams=beam, context=memory, context_mask=mask).tolist()
 
 
 class JoeyNMT(System):
