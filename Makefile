@@ -75,15 +75,7 @@ bench: setup _build/bench/ready  ## speed beside its peers on a quiet machine: a
 	OMP_NUM_THREADS= _build/bench/venv/bin/python -m benchmarks $(BENCH)
 
 _build/bench/ready: .venv/ready pyproject.toml  # the peers, in an environment of their own that sees the packages of .venv
-	@mkdir -p _build/bench
-	@.venv/bin/python -m venv _build/bench/venv
-	@.venv/bin/python -c 'import pathlib, sysconfig; \
-	  name = pathlib.Path("lib") / pathlib.Path(sysconfig.get_path("purelib")).relative_to(pathlib.Path(sysconfig.get_path("data")) / "lib"); \
-	  (pathlib.Path("_build/bench/venv") / name / "book.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path(chr(112) + "urelib")!r})\n")'
-	@.venv/bin/python -c 'import tomllib; print("\n".join(tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["bench"]))' > _build/bench/peers.txt
-	@while read -r peer; do echo "[bench] installing $$peer"; \
-	  _build/bench/venv/bin/python -m pip install --quiet --disable-pip-version-check "$$peer" "torch==$$(.venv/bin/python -c 'import torch; print(torch.__version__.split("+")[0])')" \
-	  || echo "[bench] $$peer cannot be installed here; it is left out"; done < _build/bench/peers.txt
+	$(PYTHON) -m benchmarks.peers _build/bench/venv
 	@touch _build/bench/ready
 
 wmt: setup  ## the full WMT14 run of page 23 on this machine's GPUs (WMT_SIZE=base|big WMT_PAIR=en-de|en-fr); days
