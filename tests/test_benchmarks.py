@@ -208,11 +208,11 @@ serve(handle, sys.stdin, sys.stdout)
     monkeypatch.setattr(program.report, "draw", lambda *_: [])
     monkeypatch.setattr(program.Group, "start", staticmethod(lambda system, table, options: Worker(
         [sys.executable, "-c", code, system], {**os.environ, "PYTHONPATH": str(ROOT)})))
-    arguments = ["--only", "train, base, equal lengths, fair", "--systems", "annotated,torch,marian", "--effort", "0.001"]
+    arguments = ["--only", "train, base, equal lengths, fair", "--systems", "annotated,torch,marian", "--effort", "0.05"]
     assert program.main(arguments) == 0
     cells = json.loads((tmp_path / "_build/bench/part.json").read_text())["cells"]
     rows = {entry["name"]: entry for entry in cells[0]["entrants"]}
-    assert rows["annotated fp32"]["tokens"] == 100 and len(rows["annotated fp32"]["seconds"]) == 3 and rows["annotated fp32"]["peak"] == 5
+    assert rows["annotated fp32"]["tokens"] == 100 and len(rows["annotated fp32"]["seconds"]) >= 3 and rows["annotated fp32"]["peak"] == 5
     assert rows["marian fp32"]["failed"] == "ImportError: no such package"
     assert "ended with status 1" in rows["torch fp32"]["failed"]
     assert "| annotated fp32 | 400 | 1.00" in capsys.readouterr().out
