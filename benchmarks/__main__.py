@@ -42,17 +42,15 @@ class Group:
     """The processes of the systems that some cells share; those that cannot be made are remembered with the reason."""
 
     def __init__(self, cells, options):
-        self.options, self.workers, self.failed, self.facts = options, {}, {}, {}
+        self.options, self.workers, self.failed, self.facts, self.peaks = options, {}, {}, {}, {}
         task, size, table = cells[0].group
         keys = dict.fromkeys(self.key(cell, entrant) for cell in cells for entrant in cell.entrants)
         self.available = available_memory()
-        for part in itertools.batched(keys, 4) if sys.version_info >= (3, 12) else [list(keys)]:
-            for key in part:
-                system, precision = key
-                self.workers[key] = self.start(system, table, options)
-                self.workers[key].send(do="build", task=task, size=size, table=table, precision=precision)
-            for key in part:
-                self.attempt(key, lambda worker: worker.receive(300), self.facts)
+        for key in keys:  # all at once, as starting is mostly reading
+            self.workers[key] = self.start(key[0], table, options)
+            self.workers[key].send(do="build", task=task, size=size, table=table, precision=key[1])
+        for key in keys:
+            self.attempt(key, lambda worker: worker.receive(300), self.facts)
 
     @staticmethod
     def key(cell, entrant):
@@ -91,8 +89,6 @@ class Group:
         if worker.process.poll() is None:
             settle(worker.process.pid)
         return reply
-
-    peaks: dict
 
     def close(self):
         """End all processes."""

@@ -35,15 +35,8 @@ def ceiling(cell, row, rates):
         return None
     if cell["task"] == "train":
         tokens = row["tokens"]
-        if cell["lengths"] == "equal":
-            seconds = work.training_floor(size, work.equal_lengths(tokens // cell["units"]), 1, rates, row["precision"]) * cell["units"]
-        else:
-            per_batch = tokens / cell["units"]
-            lengths = work.ragged_lengths(round(tokens / work.LENGTHS["mean"]))
-            seconds = work.training_floor(size, lengths, cell["units"], rates, row["precision"])
-            tokens = int(lengths[:, 1].sum())
-            assert per_batch > 0
-        return tokens / seconds
+        lengths = work.equal_lengths(tokens) if cell["lengths"] == "equal" else work.ragged_lengths(round(tokens / work.LENGTHS["mean"]))
+        return lengths[:, 1].sum() / work.training_floor(size, lengths, cell["units"], rates, row["precision"])
     seconds = work.decoding_floor(size, cell["batch"], 4 if cell["task"] == "beam" else 1, rates, row["precision"])[2]
     return cell["batch"] * work.WRITTEN / seconds
 
@@ -57,7 +50,8 @@ def one_line(cell):
 
 def cell_table(cell, rates):
     """A cell as a table of Markdown."""
-    lines = [f"### {cell['name']}", "", "| system | tokens/s | ours, times as fast | peak MiB | most possible tokens/s | of that | visits | parameters |",
+    heads = ["system", "tokens/s", "ours, times as fast", "peak MiB", "most possible tokens/s", "of that", "visits", "parameters"]
+    lines = [f"### {cell['name']}", "", f"| {' | '.join(heads)} |",
              "|---|---:|---:|---:|---:|---:|---:|---:|"]
     for row in cell["entrants"]:
         if "failed" in row:
@@ -121,11 +115,13 @@ def tables(results):
             f"{' '.join(machine['flags'])}; device {machine['device']}; {results.get('seconds', 0)} s",
             "; ".join(f"{name} {version}" for name, version in versions.items())]
     if rates:
-        head.append(f"Measured in this run: fp32 {rates['fp32'] / 1e9:,.0f}, bf16 {rates['bf16'] / 1e9:,.0f}, int8 {rates['int8'] / 1e9:,.0f} "
-                    f"billion operations/s in matrix products; {rates['bandwidth'] / 1e9:.1f} GB/s read from memory.")
+        products = ", ".join(f"{name} {rates[name] / 1e9:,.0f}" for name in ("fp32", "bf16", "int8"))
+        head.append(f"Measured in this run: {products} billion operations/s in matrix products; "
+                    f"{rates['bandwidth'] / 1e9:.1f} GB/s read from memory.")
     if results.get("busy_anyway"):
         worst = max([cell["foreign"]["worst"] for cell in results["cells"]], default=0.0)
-        head.append(f"**Measured whatever else the machine did: others took up to {max(worst, results['foreign_before']):.0%} of it. These figures prove nothing.**")
+        worst = max(worst, results["foreign_before"])
+        head.append(f"**Measured whatever else the machine did: others took up to {worst:.0%} of it. These figures prove nothing.**")
     attention = [cell for cell in results["cells"] if cell["task"] == "attention"]
     parts = [cell_table(cell, rates) for cell in results["cells"] if cell["task"] != "attention"]
     return "\n\n".join(["\n".join(head), aims_table(results), *parts, *([attention_table(attention)] if attention else [])])

@@ -162,11 +162,12 @@ def _each(systems, *precisions, **options):
 
 def _training(size, table, quick):
     both, base = ("fp32", "bf16"), size == "base"
-    yield from (Cell("train", size, _each(TRAINERS, precision), table, units=1 if base else 4, seconds=60 if base and precision == "fp32" else 25)
-                for precision in both)
+    for precision in both:
+        seconds = 60 if base and precision == "fp32" else 25
+        yield Cell("train", size, _each(TRAINERS, precision), table, units=1 if base else 4, seconds=seconds)
     for precision in ("bf16",) if base else both:
-        others = ("annotated", "torch") if quick or base else TRAINERS
-        entrants = (*_each(others, precision), Entrant("torch", precision, "random"))
+        systems = ("annotated", "torch") if quick or base else TRAINERS
+        entrants = (*_each(systems, precision), Entrant("torch", precision, "random"))
         yield Cell("train", size, entrants, table, "ragged", units=4 if base else 6, seconds=60 if base else 25)
 
 
