@@ -71,7 +71,14 @@ multi30k-record: setup  ## the same as the literature scores it, with the best p
 newstest: setup  ## train on the news, Tatoeba and Multi30k at hand, score newstest2014 (about 90 minutes on 1 core)
 	bash tools/newstest.sh
 
+bench: setup _build/bench/ready  ## speed beside its peers on a quiet machine: about 20 minutes, 6 with BENCH=--quick (python -m benchmarks --help)
+	OMP_NUM_THREADS= _build/bench/venv/bin/python -m benchmarks $(BENCH)
+
+_build/bench/ready: .venv/ready pyproject.toml  # the peers, in an environment of their own that sees the packages of .venv
+	$(PYTHON) -m benchmarks.peers _build/bench/venv
+	@touch _build/bench/ready
+
 wmt: setup  ## the full WMT14 run of page 23 on this machine's GPUs (WMT_SIZE=base|big WMT_PAIR=en-de|en-fr); days
 	WMT_RUN=full $(PYTHON) tools/book.py 23
 
-.PHONY: help setup book site test test-site axe test-long lint lab sync export multi30k multi30k-record newstest wmt
+.PHONY: help setup book site test test-site axe test-long lint lab sync export bench multi30k multi30k-record newstest wmt

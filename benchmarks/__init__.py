@@ -1,0 +1,1 @@
+"""Speed side by side: `annotated` against its peers, interleaved in one run. `python -m benchmarks --help`."""

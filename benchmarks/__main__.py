@@ -1,0 +1,237 @@
+"""Run the benchmarks: `make bench`, or `python -m benchmarks --quick`. Prints tables, writes JSON and pictures."""
+
+import argparse
+import itertools
+import json
+import os
+import platform
+import re
+import sys
+import time
+from pathlib import Path
+
+from . import report, work
+from .protocol import Watch, Worker, WorkerFailed, rounds, settle
+
+FOREIGN = 0.10  # share of the machine that others may take
+ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_TOP_PAD_": str(1 << 26), "MALLOC_ARENA_MAX": "1"}
+BUILD = Path("_build/bench")
+
+
+def available_memory():
+    """Bytes that new processes could take (Linux)."""
+    return int(re.search(r"MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text())[1]) * 1024
+
+
+def resident(worker):
+    """Bytes that a worker holds (Linux)."""
+    return int(Path(f"/proc/{worker.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def machine_facts(options):
+    """The machine, in words."""
+    text = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    model = re.search(r"model name\s*:\s*(.*)", text)
+    flags = sorted(set(re.findall(r"\b(?:amx_\w+|avx512_bf16|avx512_vnni|avx2|avx512f)\b", text)))
+    return {"processor": model[1] if model else platform.machine(), "flags": flags, "cores": os.cpu_count(),
+            "threads": options.threads, "device": options.device, "system": platform.system(),
+            "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")}
+
+
+class Group:
+    """The processes of the systems that some cells share; those that cannot be made are remembered with the reason."""
+
+    def __init__(self, cells, options):
+        self.options, self.workers, self.failed, self.facts, self.peaks = options, {}, {}, {}, {}
+        task, size, table = cells[0].group
+        keys = dict.fromkeys(self.key(cell, entrant) for cell in cells for entrant in cell.entrants)
+        self.available = available_memory()
+        for key in keys:  # all at once, as starting is mostly reading
+            self.workers[key] = self.start(key[0], table, options)
+            self.workers[key].send(do="build", task=task, size=size, table=table, precision=key[1])
+        for key in keys:
+            self.attempt(key, lambda worker: worker.receive(300), self.facts)
+
+    @staticmethod
+    def key(cell, entrant):
+        """Which process does an entrant's work: in decoding the weights' precision is part of it."""
+        return entrant.system, entrant.precision if cell.task in ("greedy", "beam") else None
+
+    @staticmethod
+    def start(system, table, options):
+        """A worker, with the allocator's settings for all alike if the table is to be fair."""
+        environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads), "MKL_NUM_THREADS": str(options.threads),
+                       "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", **(ALLOCATOR if table == "fair" else {})}
+        command = [sys.executable, "-m", "benchmarks.worker", system, str(options.threads), options.device]
+        return Worker(command, environment, BUILD / "workers.log")
+
+    def attempt(self, key, action, keep=None):
+        """What the action gives for the worker of `key`; None if that fails, and the reason is remembered."""
+        try:
+            result = action(self.workers[key])
+        except WorkerFailed as error:
+            self.failed[key] = str(error)
+            print(f"    {key[0]} {key[1] or ''} failed: {error}", flush=True)
+            return None
+        if keep is not None:
+            keep[key] = result
+        return result
+
+    def visit(self, key, first, request):
+        """One visit; memory is given back around it if the processes together would take too much."""
+        worker = self.workers[key]
+        expected = max(self.peaks.get(key, 0), max(self.peaks.values(), default=0) if key not in self.peaks else 0)
+        held = sum(resident(other) for name, other in self.workers.items() if name != key and other.process.poll() is None)
+        trim = held + expected > 0.75 * self.available
+        reply = self.attempt(key, lambda worker: worker.ask(self.options.patience, do="visit", first=first, trim=trim, **request))
+        if reply and reply.get("peak"):
+            self.peaks[key] = max(self.peaks.get(key, 0), reply["peak"])
+        if worker.process.poll() is None:
+            settle(worker.process.pid)
+        return reply
+
+    def close(self):
+        """End all processes."""
+        for worker in self.workers.values():
+            worker.close()
+
+
+def request_of(cell, entrant, tokens):
+    """What a worker is asked for an entrant of a cell."""
+    common = {"precision": entrant.precision, "units": cell.units}
+    if cell.task == "train":
+        return {"kind": "train", "lengths": cell.lengths, "order": entrant.order, "tokens": tokens, **common}
+    if cell.task == "attention":
+        return {"kind": "attention", "length": cell.batch, "training": cell.training, "tokens": tokens, **common}
+    return {"kind": "write", "beam": 4 if cell.task == "beam" else 1, "batch": cell.batch, **common}
+
+
+def run_cell(cell, group, watch, options):
+    """Measure one cell; its figures as a dictionary."""
+    by_name, shares, peaks = {str(entrant): entrant for entrant in cell.entrants}, [], {}
+
+    def visit(name):
+        entrant = by_name[name]
+        key = group.key(cell, entrant)
+        if key in group.failed:
+            return None
+        reply = group.visit(key, name not in peaks, request_of(cell, entrant, options.tokens))
+        if reply and "peak" in reply:
+            peaks[name] = reply.pop("peak")
+        return reply
+
+    def undisturbed():
+        if watch.seconds < 1.5:
+            return None
+        shares.append((watch.seconds, watch.foreign()))
+        watch.start()
+        return options.busy_anyway or shares[-1][1] <= FOREIGN
+
+    watch.start()
+    visits, lost = rounds(by_name, visit, undisturbed, cell.seconds * options.effort)
+    entrants = []
+    for name, entrant in by_name.items():
+        key = group.key(cell, entrant)
+        row = {"system": entrant.system, "precision": entrant.precision, "order": entrant.order, "name": name}
+        if key in group.failed:
+            row["failed"] = group.failed[key]
+        elif not visits[name]:
+            row["failed"] = "the machine was busy with something else"
+        else:
+            row |= {"seconds": [round(one["seconds"], 6) for one in visits[name]], "tokens": visits[name][0]["tokens"],
+                    "peak": peaks.get(name), **group.facts[key]}
+        entrants.append(row)
+    total = sum(seconds for seconds, _ in shares)
+    return {"name": cell.name, "task": cell.task, "size": cell.size, "table": cell.table, "lengths": cell.lengths, "batch": cell.batch,
+            "units": cell.units, "training": cell.training, "lost_rounds": lost, "entrants": entrants,
+            "foreign": {"mean": round(sum(s * f for s, f in shares) / total, 4) if total else None,
+                        "worst": round(max((f for _, f in shares), default=0.0), 4)}}
+
+
+def chosen_cells(options):
+    """The cells of this run, in groups."""
+    cells = [cell for cell in work.cells(options.quick) if re.search(options.only, cell.name)]
+    if options.systems:
+        kept = []
+        for cell in cells:
+            entrants = tuple(entrant for entrant in cell.entrants if entrant.system.split(",")[0] in options.systems)
+            kept += [work.replace(cell, entrants=entrants)] if entrants else []
+        cells = kept
+    return [list(group) for _, group in itertools.groupby(cells, key=lambda cell: cell.group)]
+
+
+def parse(arguments):
+    """The command line."""
+    parser = argparse.ArgumentParser("python -m benchmarks", description=__doc__)
+    add = parser.add_argument
+    add("--quick", action="store_true", help="a subset, about 6 minutes on 2 cores; all of it takes about 20")
+    add("--out", type=Path, help="JSON file (results/bench.json; _build/bench/… for a quick, partial or disturbed run)")
+    add("--busy-anyway", action="store_true", help="measure although the machine is busy, and mark the report so")
+    add("--threads", type=int, default=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
+    add("--only", default="", metavar="REGEX", help="cells whose name this matches")
+    add("--systems", type=lambda text: text.split(","), help="of these systems only, with commas between them")
+    add("--effort", type=float, default=1.0, help="times the usual number of seconds for each cell")
+    add("--patience", type=float, default=240, help="seconds after which a visit is given up")
+    add("--device", default="cpu", choices=["cpu", "cuda"])
+    add("--tokens", type=int, default=work.TOKENS, help="target tokens of a training batch (25000 suits a GPU)")
+    add("--report", type=Path, help="measure nothing: print the tables of this JSON file, and draw them")
+    return parser.parse_args(arguments)
+
+
+def main(arguments=None):
+    """Measure, or report what was measured; exit status 3 for a busy machine."""
+    options = parse(arguments)
+    BUILD.mkdir(parents=True, exist_ok=True)
+    if options.report:
+        results = json.loads(options.report.read_text())
+        print(report.tables(results))
+        report.draw(results, BUILD)
+        return 0
+    watch, start, workers = Watch(), time.time(), {}
+    time.sleep(3)
+    idle = watch.foreign()
+    if idle > FOREIGN and not options.busy_anyway:
+        print(f"This machine is busy with something else ({idle:.0%} of it): figures would mean nothing. Wait, or give "
+              "--busy-anyway and get a report that says so.", file=sys.stderr)
+        return 3
+    (BUILD / "workers.log").unlink(missing_ok=True)
+    watch.workers = lambda: list(workers.values())
+    results = {"command": " ".join(["python -m benchmarks", *(sys.argv[1:] if arguments is None else arguments)]),
+               "machine": machine_facts(options), "busy_anyway": options.busy_anyway, "foreign_before": round(idle, 4),
+               "metric": "seconds of wall clock a visit, all visits; tokens are real target tokens (training), written "
+                         "tokens of the best hypothesis (decoding), positions (attention); peak: bytes resident",
+               "data": f"random ids; {work.TOKENS} target tokens a batch; lengths {work.LENGTHS}; "
+                       f"decoding {work.WRITTEN} tokens from {work.SOURCE}", "seed": 0, "rates": [], "cells": []}
+    measure = Group.start("annotated", "fair", options)
+    workers["rates"] = measure
+    for cells in chosen_cells(options):
+        results["rates"].append(measure.ask(do="rates"))
+        settle(measure.process.pid)
+        print(f"[{time.time() - start:.0f} s] {', '.join(cells[0].group)}: starting the systems", flush=True)
+        group = Group(cells, options)
+        workers.update(group.workers)
+        for cell in cells:
+            group.peaks = {}
+            results["cells"].append(run_cell(cell, group, watch, options))
+            print(f"[{time.time() - start:.0f} s]", report.one_line(results["cells"][-1]), flush=True)
+        group.close()
+        for key in group.workers:
+            workers.pop(key)
+    measure.close()
+    results["seconds"] = round(time.time() - start)
+    disturbed = options.busy_anyway and max([idle] + [cell["foreign"]["worst"] for cell in results["cells"]]) > FOREIGN
+    results["disturbed"] = disturbed
+    partial = options.quick or options.only or options.systems or options.effort < 1
+    out = options.out or (BUILD / f"{'quick' if options.quick else 'part'}.json" if partial or disturbed else
+                          Path("results") / f"bench{'' if options.device == 'cpu' else '_' + options.device}.json")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(results, indent=1) + "\n")
+    text = report.tables(results)
+    (BUILD / "tables.md").write_text(text + "\n")
+    print("\n" + text)
+    print(f"\n{out}, and pictures: {', '.join(str(path) for path in report.draw(results, BUILD))}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

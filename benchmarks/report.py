@@ -1,0 +1,183 @@
+"""From the JSON of a run to tables and pictures."""
+
+import statistics
+
+from . import work
+
+
+def best_rates(results):
+    """The best of each rate that the run measured: operations a second by precision, bytes a second."""
+    return {name: max(rates[name] for rates in results["rates"]) for name in results["rates"][0]} if results["rates"] else None
+
+
+def row_of(cell, name):
+    """The row of an entrant in a cell; None if it is not there or has failed."""
+    rows = [row for row in cell["entrants"] if row["name"] == str(name) and "failed" not in row]
+    return rows[0] if rows else None
+
+
+def speed(row):
+    """Tokens a second, by the median of the visits."""
+    return row["tokens"] / statistics.median(row["seconds"])
+
+
+def times_as_fast(ours, theirs):
+    """How many times as many tokens a second ours does: the ratio of medians, and its range round by round."""
+    work_done = ours["tokens"] / theirs["tokens"]
+    each = [b / a * work_done for a, b in zip(ours["seconds"], theirs["seconds"], strict=False)]
+    return speed(ours) / speed(theirs), min(each), max(each)
+
+
+def ceiling(cell, row, rates):
+    """Tokens a second that this machine could do at most for this work, by operations and bytes counted; None for attention."""
+    size = work.SIZES[cell["size"]]
+    if cell["task"] == "attention":
+        return None
+    if cell["task"] == "train":
+        tokens = row["tokens"]
+        lengths = work.equal_lengths(tokens) if cell["lengths"] == "equal" else work.ragged_lengths(round(tokens / work.LENGTHS["mean"]))
+        return lengths[:, 1].sum() / work.training_floor(size, lengths, cell["units"], rates, row["precision"])
+    seconds = work.decoding_floor(size, cell["batch"], 4 if cell["task"] == "beam" else 1, rates, row["precision"])[2]
+    return cell["batch"] * work.WRITTEN / seconds
+
+
+def one_line(cell):
+    """A cell while the run goes on."""
+    parts = [f"{row['name']} {speed(row):,.0f}" if "failed" not in row else f"{row['name']} –" for row in cell["entrants"]]
+    note = f" (others took up to {cell['foreign']['worst']:.0%})" if cell["foreign"]["worst"] > 0.1 else ""
+    return f"{cell['name']}: {'; '.join(parts)} tokens/s{note}"
+
+
+def cell_table(cell, rates):
+    """A cell as a table of Markdown."""
+    heads = ["system", "tokens/s", "ours, times as fast", "peak MiB", "most possible tokens/s", "of that", "visits", "parameters"]
+    lines = [f"### {cell['name']}", "", f"| {' | '.join(heads)} |",
+             "|---|---:|---:|---:|---:|---:|---:|---:|"]
+    for row in cell["entrants"]:
+        if "failed" in row:
+            lines.append(f"| {row['name']} | failed: {row['failed']} | | | | | | |")
+            continue
+        ours = row_of(cell, work.Entrant("annotated", row["precision"]))
+        times = "{:.2f} ({:.2f}–{:.2f})".format(*times_as_fast(ours, row)) if ours else ""
+        most = ceiling(cell, row, rates) if rates else None
+        peak = f"{row['peak'] / 2**20:,.0f}" if row.get("peak") else ""
+        bound = f"{most:,.0f} | {speed(row) / most:.0%}" if most else " | "
+        lines.append(f"| {row['name']} | {speed(row):,.0f} | {times} | {peak} | {bound} | {len(row['seconds'])} | {row['parameters']:,} |")
+    if cell["lost_rounds"]:
+        lines.append(f"\n{cell['lost_rounds']} rounds were disturbed and measured again.")
+    return "\n".join(lines)
+
+
+def attention_table(cells):
+    """All attention cells of a run in one table: microseconds a position."""
+    names = list(dict.fromkeys(row["name"] for cell in cells for row in cell["entrants"]))
+    lines = ["### attention by itself, microseconds a position (d_model 512, 8 heads)", "",
+             "| | " + " | ".join(names) + " |", "|---|" + "---:|" * len(names)]
+    for label in dict.fromkeys(cell["name"] for cell in cells):
+        values = []
+        for name in names:
+            rows = [row for cell in cells if cell["name"] == label and (row := row_of(cell, name))]
+            values.append(f"{1e6 / speed(rows[0]):.2f}" if rows else "–")
+        lines.append(f"| {label.removeprefix('attention, ')} | " + " | ".join(values) + " |")
+    return "\n".join(lines)
+
+
+def aims_table(results):
+    """What is aimed at, and what this run found."""
+    lines = ["### aims", "", "| cell | ours | against | aim | found |", "|---|---|---|---:|---:|"]
+    for name, ours, theirs, aim in work.AIMS:
+        for cell in results["cells"]:
+            a, b = (row_of(cell, entrant) for entrant in (ours, theirs))
+            if cell["name"] == name and a and b:
+                found = times_as_fast(a, b)[0]
+                verdict = "" if aim is None else " ✓" if found >= aim else " ✗"
+                lines.append(f"| {name} | {ours} | {theirs} | {'' if aim is None else f'≥ {aim}'} | {found:.2f}{verdict} |")
+    for cell in results["cells"]:
+        if cell["task"] == "train" and cell["size"] == "base" and cell["lengths"] == "equal":
+            for precision in ("fp32", "bf16"):
+                a, b = (row_of(cell, work.Entrant(system, precision)) for system in ("annotated", "torch"))
+                if a and b and a.get("peak") and b.get("peak"):
+                    found = a["peak"] / b["peak"]
+                    mark = "✓" if found <= work.MEMORY_AIM else "✗"
+                    lines.append(f"| {cell['name']}: peak memory | {a['name']} | {b['name']} | ≤ {work.MEMORY_AIM} | {found:.2f} {mark} |")
+    return "\n".join(lines)
+
+
+def tables(results):
+    """The whole report as Markdown."""
+    machine, rates = results["machine"], best_rates(results)
+    versions = {}
+    for cell in results["cells"]:
+        for row in cell["entrants"]:
+            versions |= row.get("versions", {})
+    head = [f"# {results['command']}", "",
+            f"{machine['processor']}, {machine['cores']} cores, {machine['threads']} threads, {machine['memory'] / 2**30:.0f} GiB, "
+            f"{' '.join(machine['flags'])}; device {machine['device']}; {results.get('seconds', 0)} s",
+            "; ".join(f"{name} {version}" for name, version in versions.items())]
+    if rates:
+        products = ", ".join(f"{name} {rates[name] / 1e9:,.0f}" for name in ("fp32", "bf16", "int8"))
+        head.append(f"Measured in this run: {products} billion operations/s in matrix products; "
+                    f"{rates['bandwidth'] / 1e9:.1f} GB/s read from memory.")
+    if results.get("busy_anyway"):
+        worst = max([cell["foreign"]["worst"] for cell in results["cells"]], default=0.0)
+        worst = max(worst, results["foreign_before"])
+        head.append(f"**Measured whatever else the machine did: others took up to {worst:.0%} of it. These figures prove nothing.**")
+    attention = [cell for cell in results["cells"] if cell["task"] == "attention"]
+    parts = [cell_table(cell, rates) for cell in results["cells"] if cell["task"] != "attention"]
+    return "\n\n".join(["\n".join(head), aims_table(results), *parts, *([attention_table(attention)] if attention else [])])
+
+
+def draw(results, folder):
+    """Write a picture for each kind of cell; returns their paths."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    from annotated import charts
+
+    charts.use_style()
+    paths, rates = [], best_rates(results)
+    for task in ("train", "greedy", "beam"):
+        cells = [cell for cell in results["cells"] if cell["task"] == task and any("failed" not in row for row in cell["entrants"])]
+        if not cells:
+            continue
+        heights = [sum("failed" not in row for row in cell["entrants"]) + 1.5 for cell in cells]
+        figure, axes = plt.subplots(len(cells), 1, figsize=(7, 0.22 * sum(heights) + 0.6), squeeze=False,
+                                    gridspec_kw={"height_ratios": heights}, layout="constrained")
+        for axis, cell in zip(axes[:, 0], cells, strict=True):
+            rows = [row for row in cell["entrants"] if "failed" not in row]
+            for place, row in enumerate(rows):
+                ours = row["system"] == "annotated"
+                axis.barh(place, speed(row), color=charts.COLOURS["accent"] if ours else "0.7")
+                most = ceiling(cell, row, rates) if rates else None
+                if most:
+                    axis.plot([most] * 2, [place - 0.4, place + 0.4], color="black", linewidth=1.5)
+            axis.set_yticks(range(len(rows)), [row["name"] for row in rows], fontsize=8)
+            axis.invert_yaxis()
+            axis.set_xscale("log")
+            axis.set_title(cell["name"], fontsize=9, loc="left")
+        axes[-1, 0].set_xlabel("tokens a second (logarithmic); black line: the most that this machine could do")
+        paths.append(folder / f"bench_{task}.png")
+        figure.savefig(paths[-1], dpi=130)
+        plt.close(figure)
+    cells = [cell for cell in results["cells"] if cell["task"] == "attention"]
+    if cells:
+        kinds = [(training, precision) for training in (True, False) for precision in ("fp32", "bf16")]
+        figure, axes = plt.subplots(2, 2, figsize=(7, 5.5), sharex=True, layout="constrained")
+        for axis, (training, precision) in zip(axes.flat, kinds, strict=True):
+            for system in dict.fromkeys(row["system"] for cell in cells for row in cell["entrants"]):
+                points = [(cell["batch"], 1e6 / speed(row)) for cell in cells if cell["training"] == training
+                          for row in cell["entrants"] if (row["system"], row["precision"]) == (system, precision) and "failed" not in row]
+                if points:
+                    axis.plot(*zip(*points, strict=True), marker="o", markersize=3, label=system)
+            axis.set_xscale("log", base=2)
+            axis.set_yscale("log")
+            axis.set_title(f"{'with gradients' if training else 'forwards'}, {precision}", fontsize=9)
+        axes[0, 0].legend(fontsize=8)
+        figure.supxlabel("length of the sequences (positions)", fontsize=9)
+        figure.supylabel("microseconds a position", fontsize=9)
+        paths.append(folder / "bench_attention.png")
+        figure.savefig(paths[-1], dpi=130)
+        plt.close(figure)
+    return paths

@@ -1,0 +1,206 @@
+"""One system in a process of its own: `python -m benchmarks.worker SYSTEM THREADS [DEVICE]`, asked by `protocol.Worker`."""
+
+import ctypes
+import gc
+import os
+import sys
+import time
+import warnings
+from contextlib import contextmanager, suppress
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from . import work
+from .protocol import serve
+
+PACKAGES = {"annotated": "annotated", "torch": "torch", "marian": "transformers", "x-transformers": "x-transformers",
+            "joeynmt": "joeynmt", "ctranslate2": "ctranslate2"}
+
+
+def peak_reset():
+    """Give freed memory back to the system and begin a new peak; False where Linux's way is not there."""
+    gc.collect()
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5")
+        return True
+    return False
+
+
+def peak():
+    """Most memory resident since `peak_reset`, in bytes (Linux); None elsewhere."""
+    with suppress(OSError, IndexError):
+        return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
+
+
+@contextmanager
+def measured(device, result):
+    """Put the wall-clock seconds of the block into `result`; a GPU has finished then."""
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    wait()
+    start = time.perf_counter()
+    yield
+    wait()
+    result["seconds"] = time.perf_counter() - start
+
+
+def best_of(function, seconds=0.5):
+    """The shortest time of repeated calls."""
+    function()
+    times, end = [], time.perf_counter() + seconds
+    while len(times) < 3 or time.perf_counter() < end:
+        start = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def machine_rates(device):
+    """What this machine can do: operations a second of matrix products of the model's shapes, bytes a second read."""
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    rates = {}
+    for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16), ("int8", torch.int8)):
+        best = 0.0
+        for m, k, n in ((256, 512, 512), (2048, 512, 2048), (2048, 2048, 512), (2048, 512, 8192), (2048, 2048, 2048)):
+            if dtype == torch.int8:
+                a, b = (torch.ones(shape, dtype=dtype, device=device) for shape in ((m, k), (k, n)))
+                call = lambda a=a, b=b: (torch._int_mm(a, b), wait())  # noqa: E731
+            else:
+                a, b = (torch.randn(shape, device=device).to(dtype) for shape in ((m, k), (n, k)))
+                call = lambda a=a, b=b: (torch.nn.functional.linear(a, b), wait())  # noqa: E731
+            with suppress(RuntimeError, AttributeError), torch.inference_mode():
+                best = max(best, 2 * m * k * n / best_of(call, 0.15))
+            if best < rates.get("fp32", 0.0):  # plain loops, slow beyond use
+                break
+        rates[name] = best
+    rates["int8"] = max(rates["int8"], rates["bf16"])  # where torch has no fast int8 product of its own
+    block = torch.ones(64_000_000, device=device)  # 256 MB, more than the caches hold
+
+    def read():
+        block.sum()
+        wait()
+
+    rates["bandwidth"] = block.numel() * 4 / best_of(read)
+    return rates
+
+
+class Bench:
+    """What a worker keeps between requests, and how it answers them."""
+
+    def __init__(self, name, threads, device="cpu"):
+        torch.set_num_threads(threads)
+        self.name, self.threads, self.device, self.data = name, threads, device, {}
+
+    def handle(self, request):
+        """Answer one request: facts, rates, build or visit."""
+        return getattr(self, request.pop("do"))(**request)
+
+    def rates(self):
+        return machine_rates(self.device)
+
+    def build(self, task, size, table, precision=None):
+        """Make the model, or the attention layer; says how many parameters it has, and which versions are at work."""
+        self.task, self.size, self.table = task, size, table
+        versions = {"python": sys.version.split()[0], "torch": torch.__version__}
+        with suppress(metadata.PackageNotFoundError):
+            package = PACKAGES[self.name.split(",")[0]]
+            versions[package] = metadata.version(package)
+        from . import systems
+
+        if task == "attention":
+            torch.manual_seed(0)
+            self.call, module = systems.attention_of(self.name, work.SIZES[size])
+            self.module = module.to(self.device)
+            count = sum(p.numel() for p in module.parameters())
+        else:
+            self.system = systems.SYSTEMS[self.name](size, table, None if task == "train" else precision, self.device)
+            count = self.system.parameters()
+        return {"parameters": count, "versions": versions, "threads": torch.get_num_threads()}
+
+    def visit(self, kind, precision, first=False, trim=False, **options):
+        """Do a cell's work once and time it. `first`: after something untimed, and the peak of memory is looked at."""
+        function = getattr(self, f"_{kind}")
+        result = {}
+        if first or trim:
+            known = peak_reset()
+            if self.device == "cuda":
+                torch.cuda.reset_peak_memory_stats()
+            function(precision, **self.shorter(options))
+        with measured(self.device, result):
+            result["tokens"] = function(precision, **options)
+        if first:
+            result["peak"] = torch.cuda.max_memory_allocated() if self.device == "cuda" else peak() if known else None
+        if trim:
+            peak_reset()
+        return result
+
+    def shorter(self, options):
+        """What to do untimed: one unit; and of those that write without a cache some tokens only."""
+        return options | {"units": 1} | ({"written": 4} if self.name in ("torch", "joeynmt") and "beam" in options else {})
+
+    def _batches(self, lengths, order, units, tokens):
+        """The padded batches of a cell, made once."""
+        key = (lengths, order, units, tokens)
+        if key not in self.data:
+            from annotated.batches import Batch
+
+            if lengths == "equal":
+                table, groups = np.concatenate([work.equal_lengths(tokens)] * units), None
+                groups = np.array_split(np.arange(len(table)), units)
+            else:
+                table = work.ragged_lengths(round(units * tokens / work.LENGTHS["mean"]))
+                groups = work.cut(table, order, tokens)
+            pairs = work.sentences(table, work.SIZES[self.size].vocab_size)
+            collated = [Batch.collate([pairs[i] for i in group]).to(self.device) for group in groups]
+            self.data[key] = [(batch.source, batch.target_in, batch.target_out) for batch in collated]
+        return self.data[key]
+
+    def _train(self, precision, lengths="equal", order="bucketed", units=1, tokens=work.TOKENS):
+        total = 0
+        for batch in self._batches(lengths, order, units, tokens):
+            loss = self.system.train_step(batch, precision)
+            if not 0 < loss < 1e7:
+                raise ArithmeticError(f"the loss is {loss}")
+            total += int((batch[2] != work.PAD).sum())
+        return total
+
+    def _write(self, precision, beam=1, batch=1, units=1, written=work.WRITTEN):
+        size, total = work.SIZES[self.size], 0
+        draw = np.random.default_rng(batch)
+        for _ in range(units):
+            ids = draw.integers(4, size.vocab_size - 1, (batch, work.SOURCE))
+            ids[:, -1] = work.END
+            found = self.system.write(torch.tensor(ids, device=self.device), beam, written)
+            lengths = {len(row) for row in found}
+            if len(found) != batch or lengths != {written}:
+                raise ArithmeticError(f"wrote {len(found)} sentences of {sorted(lengths)} tokens, not {batch} of {written}")
+            total += batch * written
+        return total
+
+    def _attention(self, precision, length=32, training=True, units=1, tokens=work.TOKENS):
+        d_model = work.SIZES[self.size].d_model
+        self.module.train(training)
+        for _ in range(units):
+            x = torch.randn(tokens // length, length, d_model, device=self.device, requires_grad=training)
+            with torch.set_grad_enabled(training), torch.autocast(self.device, torch.bfloat16, enabled=precision == "bf16"):
+                y = self.call(x)
+            if training:
+                y.sum().backward()
+                self.module.zero_grad()
+        return units * tokens
+
+
+def main():
+    """Keep standard output for replies; whatever libraries print goes to standard error."""
+    warnings.filterwarnings("ignore")
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    name, threads, *device = sys.argv[1:]
+    serve(Bench(name, int(threads), *device).handle, sys.stdin, replies)
+
+
+if __name__ == "__main__":
+    main()
