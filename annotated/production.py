@@ -511,9 +511,9 @@ def _check_as_told(options, saved, language):
         exact.append("same greedy output of CTranslate2")
     passed = result["largest difference of a logit"] < 1e-4 and result["weights come back to the bit"]
     passed = passed and all(result[name] == len(sentences) for name in exact)
-    facts = {"compared": COMPARED, "command": options.command, "passed": passed, "trained on": options.data or saved.info.get("corpus"), "sentences of": Path(options.check).name, **result,
+    facts = {"compared": COMPARED, "command": options.command, "passed": passed, "trained on": options.data or saved.info.get("corpus"), "sentences of": options.check, **result,
              "model": {name: getattr(saved.model.config, name) for name in ("vocab_size", "N", "d_model", "d_ff", "h")},
-             "quantization": options.quantization, "machine": f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} threads",
+             "quantization": options.quantization, "machine": f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} thread(s)",
              "versions": _versions()}
     text = json.dumps(facts, indent=1, ensure_ascii=False) + "\n"
     if options.report:
@@ -570,7 +570,7 @@ def main(arguments=None):
     add("--report", metavar="FILE", help="write what was compared as JSON")
     add("--back", metavar="FOLDER", help="the other way: make --out a checkpoint from this folder for Hugging Face")
     options = parser.parse_args(arguments)
-    options.command = shlex.join([parser.prog, *(sys.argv[1:] if arguments is None else arguments)])
+    options.command = f"{parser.prog} {shlex.join(sys.argv[1:] if arguments is None else arguments)}"
     with one_line_errors(parser):
         try:
             status = _export_as_told(options)
