@@ -126,7 +126,7 @@ def to_marian(weights, config):
 # %% ../notebooks/25_production.ipynb #9b66124d
 def _check_rest(rest, shared):
     """Raise a ValueError for a Marian weight beyond `marian_names` that is no zero bias, no tied copy and no table."""
-    for name, weight in rest.items():
+    for name, weight in sorted(rest.items()):
         if name in ("lm_head.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"):
             if not torch.equal(weight, shared):
                 raise ValueError(f"model.safetensors: {name} is not model.shared.weight; this library ties all three")
@@ -163,11 +163,10 @@ GLUE = (  # what `join_words` takes out, as far as a `tokenizer.json` can say it
 )
 
 
-def special_names(pieces, always_brackets=False):
+def special_names(pieces):
     """What the ids 0 to 3 are called beside `pieces`: their usual names, in brackets where a piece has that name."""
     taken, names = set(pieces), []
     for name in SPECIAL_PIECES:
-        name = f"⟨{name}⟩" if always_brackets else name
         while name in taken:
             name = f"⟨{name}⟩"
         names.append(name)
@@ -207,7 +206,7 @@ def library_form(tokenizer):
     from tokenizers import AddedToken, processors
 
     if isinstance(tokenizer, SubwordTokenizer):
-        names = special_names(tokenizer.vocabulary, always_brackets=tokenizer.model == "wordpiece")
+        names = special_names(tokenizer.vocabulary)
         form = _subword_form(tokenizer, names)
     else:
         names = special_names(tokenizer.words)
