@@ -236,6 +236,9 @@ def test_everything_comes_back_to_the_bit(tmp_path, dtype, kind):
     model = small_model(3, len(tokenizer), dtype, d_model=15, h=3, max_length=70, **rates)
     export_to_hugging_face(model, tokenizer, tmp_path / "out", source_language="fr", target_language="de")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == FILES
+    fields = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert fields["max_position_embeddings"] == 70
+    assert [fields[f"{name}dropout"] for name in ("", "attention_", "activation_")] == [0.3, 0.1, 0.2]
     returned = import_from_hugging_face(str(tmp_path / "out"))
     states = model.state_dict(), returned.model.state_dict()
     assert states[0].keys() == states[1].keys()
@@ -560,6 +563,26 @@ def test_command_fails_where_the_export_differs(checkpoint, capsys, monkeypatch)
     report = json.loads(printed.out)
     assert not report["passed"] and report["weights come back to the bit"] and report["largest difference of a logit"] > 1e-2
     assert "does not agree" in printed.err
+
+
+@pytest.mark.parametrize("name, value", [
+    (None, None), ("largest difference of a logit", 2e-4), ("weights come back to the bit", False), ("same greedy output", 2),
+    ("same greedy output of CTranslate2", 2),
+])
+def test_command_passes_only_if_everything_agrees(checkpoint, capsys, monkeypatch, name, value):
+    found = {"largest difference of a logit": 2e-5, "weights come back to the bit": True, "same greedy output": 3,
+             "same greedy output of CTranslate2": 3}
+    monkeypatch.setattr(module, "check_export", lambda *arguments: {**found, **({name: value} if name else {})})
+    monkeypatch.setattr(module, "export_to_ctranslate2", lambda *arguments: None)
+    arguments = [str(checkpoint / "checkpoint"), "--out", str(checkpoint / "hf"), "--ctranslate2", str(checkpoint / "ct2"),
+                 "--check", str(checkpoint / "lines.txt")]
+    if name is None:
+        module.main(arguments)
+    else:
+        with pytest.raises(SystemExit) as end:
+            module.main(arguments)
+        assert end.value.code == 1
+    assert json.loads(capsys.readouterr().out)["passed"] == (name is None)
 
 
 def test_command_says_what_is_wrong_in_one_line(checkpoint, capsys):
