@@ -117,7 +117,7 @@ def tables(results):
     if rates:
         products = ", ".join(f"{name} {rates[name] / 1e9:,.0f}" for name in ("fp32", "bf16", "int8"))
         head.append(f"Measured in this run: {products} billion operations/s in matrix products; "
-                    f"{rates['bandwidth'] / 1e9:.1f} GB/s read from memory.")
+                    f"{rates['bandwidth'] / 1e9:.1f} GB/s read from memory (weights of a tiny model may stay in the caches).")
     if results.get("busy_anyway"):
         worst = max([cell["foreign"]["worst"] for cell in results["cells"]], default=0.0)
         worst = max(worst, results["foreign_before"])
@@ -148,16 +148,15 @@ def draw(results, folder):
         for axis, cell in zip(axes[:, 0], cells, strict=True):
             rows = [row for row in cell["entrants"] if "failed" not in row]
             for place, row in enumerate(rows):
-                ours = row["system"] == "annotated"
-                axis.barh(place, speed(row), color=charts.COLOURS["accent"] if ours else "0.7")
+                axis.barh(place, speed(row), color=charts.COLOURS["accent"] if row["system"] == "annotated" else charts.COLOURS["data"])
                 most = ceiling(cell, row, rates) if rates else None
-                if most:
-                    axis.plot([most] * 2, [place - 0.4, place + 0.4], color="black", linewidth=1.5)
+                share = f" ({speed(row) / most:.0%})" if most else ""
+                axis.annotate(f" {speed(row):,.0f}{share}", (speed(row), place), va="center", fontsize=8)
             axis.set_yticks(range(len(rows)), [row["name"] for row in rows], fontsize=8)
             axis.invert_yaxis()
-            axis.set_xscale("log")
+            axis.set_xlim(0, 1.25 * max(map(speed, rows)))
             axis.set_title(cell["name"], fontsize=9, loc="left")
-        axes[-1, 0].set_xlabel("tokens a second (logarithmic); black line: the most that this machine could do")
+        axes[-1, 0].set_xlabel("tokens a second (in brackets: of the most that this machine could do)")
         paths.append(folder / f"bench_{task}.png")
         figure.savefig(paths[-1], dpi=130)
         plt.close(figure)
@@ -174,7 +173,8 @@ def draw(results, folder):
             axis.set_xscale("log", base=2)
             axis.set_yscale("log")
             axis.set_title(f"{'with gradients' if training else 'forwards'}, {precision}", fontsize=9)
-        axes[0, 0].legend(fontsize=8)
+        handles, labels = max((axis.get_legend_handles_labels() for axis in axes.flat), key=lambda found: len(found[1]))
+        figure.legend(handles, labels, fontsize=8, loc="outside upper center", ncols=3)
         figure.supxlabel("length of the sequences (positions)", fontsize=9)
         figure.supylabel("microseconds a position", fontsize=9)
         paths.append(folder / "bench_attention.png")
