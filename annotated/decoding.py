@@ -11,6 +11,8 @@ import argparse
 import copy
 import math
 import sys
+import warnings
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -181,33 +183,47 @@ class PackedLinear(nn.Module):
         """x (…, in) -> (…, out)."""
         return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
 
-
+# %% ../notebooks/18_decoding.ipynb #9ba0d85f
 class Int8Linear(nn.Module):
-    """A linear layer with weights (out, in) of 8 bits, a scale for each output; rows: about how many a call will have."""
+    """A linear layer with weights (out, in) of 8 bits, a scale for each output; rows: about how many inputs a call has."""
 
     def __init__(self, weight, bias=None, rows=32):
         super().__init__()
-        weight = weight.float().contiguous()
-        scale = (weight.abs().amax(dim=1) / 127).clamp(min=1e-30)
-        rounded = torch.quantize_per_channel(weight, scale.double(), torch.zeros_like(scale, dtype=torch.int64), 0, torch.qint8)
-        before = torch.backends.quantized.engine
+        weight = weight.float()
+        self.scale = (weight.abs().amax(dim=1) / 127).clamp(min=1e-30)  # (out,)
+        self.rounded = (weight / self.scale.unsqueeze(1)).round()  # (out, in), from -127 to 127
+        self.bias, self.packed = bias, self.pack(self.rounded, self.scale, bias, rows)
+
+    @staticmethod
+    def pack(rounded, scale, bias, rows):
+        """The weights as one of PyTorch's engines keeps them, or None where there is no engine."""
+        before, wanted = torch.backends.quantized.engine, ("fbgemm", "onednn") if rows < 16 else ("onednn", "fbgemm")
         try:
-            torch.backends.quantized.engine = self.engine(rows)
-            self.packed = torch.ops.quantized.linear_prepack(rounded, None if bias is None else bias.float())
+            torch.backends.quantized.engine = next(e for e in wanted if e in torch.backends.quantized.supported_engines)
+            with warnings.catch_warnings(action="ignore"):  # that later versions will do it in another way
+                zeros, weight = torch.zeros(len(scale), dtype=torch.int64), rounded * scale.unsqueeze(1)
+                whole = torch.quantize_per_channel(weight, scale.double(), zeros, 0, torch.qint8)
+                return torch.ops.quantized.linear_prepack(whole, bias)
+        except (StopIteration, AttributeError, RuntimeError):
+            return None
         finally:
             torch.backends.quantized.engine = before
 
-    @staticmethod
-    def engine(rows):
-        """The engine that suits best; None if there is none."""
-        wanted = ("onednn", "fbgemm", "qnnpack") if rows >= 16 else ("fbgemm", "onednn", "qnnpack")
-        return next((name for name in wanted if name in torch.backends.quantized.supported_engines), None)
+    @classmethod
+    @lru_cache(1)
+    def full_range(cls):
+        """Whether sums of the largest products come out right, so that inputs may have all their 8 bits."""
+        layers = [cls(torch.full((64, 64), 127.0), rows=rows) for rows in (1, 32)]
+        outs = [torch.ops.quantized.linear_dynamic(torch.full((4, 64), 255.0), layer.packed, False) for layer in layers]
+        return all(bool((out == 64 * 255 * 127).all()) for out in outs)
 
     def forward(self, x):
         """x (…, in) float32 -> (…, out) float32."""
-        return torch.ops.quantized.linear_dynamic(x, self.packed, reduce_range=True)
+        if self.packed is None:
+            return nn.functional.linear(x, self.rounded * self.scale.unsqueeze(1), self.bias)
+        return torch.ops.quantized.linear_dynamic(x, self.packed, not self.full_range())
 
-
+# %% ../notebooks/18_decoding.ipynb #23f33782
 class PackedEmbedding(nn.Module):
     """The embedding of a model as it was, with an output projection that is packed."""
 
@@ -219,18 +235,18 @@ class PackedEmbedding(nn.Module):
         """ids (any shape) -> (*ids.shape, d_model)."""
         return self.embedding(ids)
 
-# %% ../notebooks/18_decoding.ipynb #23f33782
+
 def packed_copy(model, precision="fp32", rows=32):
     """A copy of a Transformer for translating only, in eval mode: its linear layers in "fp32", "bf16" or "int8" (6.1).
 
     rows: about how many sentences times hypotheses a step will have. Layers that this machine cannot pack stay plain.
-    ValueError for another precision, and for int8 where PyTorch has no engine for it.
+    ValueError for another precision, and for int8 on a GPU.
     """
     if precision not in ("fp32", "bf16", "int8"):
         raise ValueError(f"precision={precision!r} is unknown: give 'fp32', 'bf16' or 'int8'")
     device = next(model.parameters()).device.type
-    if precision == "int8" and (device != "cpu" or Int8Linear.engine(rows) is None):
-        raise ValueError(f"precision='int8' needs a CPU and one of PyTorch's engines for it, not {device}: give 'bf16'")
+    if precision == "int8" and device != "cpu":
+        raise ValueError(f"precision='int8' is for the CPU, and the model is on {device}: give 'bf16'")
     result = copy.deepcopy(model).eval().requires_grad_(False)
     result.to(torch.bfloat16 if precision == "bf16" else torch.float32)
 
@@ -334,7 +350,7 @@ def main(arguments=None):
     add("--output", default="-", metavar="FILE", help="default: standard output")
     add("--beam", type=int, default=1, metavar="N", help="hypotheses followed at once (default 1: greedy; paper: 4)")
     add("--alpha", type=float, default=0.6, metavar="A", help="length penalty of the beam (default 0.6, the paper's)")
-    add("--precision", choices=["fp32", "bf16", "int8"], default="fp32", help="of the products (default fp32)")
+    add("--precision", choices=["fp32", "bf16", "int8"], help="of a packed copy; the model as it is if not given")
     add("--device", default="cpu", help="cpu (the default), cuda, cuda:1, mps …")
     options = parser.parse_args(arguments)
     with one_line_errors(parser):

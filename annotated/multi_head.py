@@ -164,7 +164,8 @@ class KeyValueCache:
     def select(self, rows):
         """Keep these rows of the batch in this order, rows (new batch,) int64; one may be named several times."""
         for name in ("K", "V") if self.K is not None else ():
-            old, new = getattr(self, name), self.spare.get(name, ())
+            old = getattr(self, name)
+            new = self.spare.get(name, old[:0])
             if len(new) < len(rows):
                 new = old.new_empty(len(rows), *old.shape[1:])
             new, self.spare[name] = new[: len(rows)], old  # next time the other way round
