@@ -182,6 +182,10 @@ class Transformer(nn.Module):
         x = self.target_positions(self.embedding(target), start)  # (batch, m, d_model)
         return self.decoder(x, memory, mask, padding_mask(source, self.config.pad_id), cache=cache)
 
-    def forward(self, source, target):
-        """Source ids (batch, n), target ids (batch, m) -> logits (batch, m, vocab_size) of each next token."""
-        return self.embedding.project(self.decode(target, self.encode(source), source))
+    def forward(self, source, target, project=True):
+        """Source ids (batch, n), target ids (batch, m) -> logits (batch, m, vocab_size) of each next token.
+
+        With `project=False` the hidden vectors (batch, m, d_model) before the last product, for a loss that makes it itself.
+        """
+        hidden = self.decode(target, self.encode(source), source)
+        return self.embedding.project(hidden) if project else hidden
