@@ -24,11 +24,14 @@ def check_attention_shapes(query, key, value, mask=None):
             raise ValueError(f"{name} has shape {tuple(x.shape)}: expected at least 2 dimensions, (..., length, width)")
     if key.size(-2) != value.size(-2):
         raise ValueError(f"key holds {key.size(-2)} positions and value {value.size(-2)}: give one value for each key")
-    try:
-        leading = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
-    except RuntimeError as error:
-        shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in (("query", query), ("key", key), ("value", value)))
-        raise ValueError(f"{shapes}: the axes before the last two must be equal, or 1 where they differ") from error
+    leading = query.shape[:-2]
+    if not leading == key.shape[:-2] == value.shape[:-2]:  # broadcast_shapes is slow, and rarely needed
+        try:
+            leading = torch.broadcast_shapes(leading, key.shape[:-2], value.shape[:-2])
+        except RuntimeError as error:
+            three = ("query", query), ("key", key), ("value", value)
+            shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in three)
+            raise ValueError(f"{shapes}: the axes before the last two must be equal, or 1 where they differ") from error
     if mask is None:
         return
     if mask.dtype != torch.bool:

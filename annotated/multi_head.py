@@ -66,18 +66,26 @@ class MultiHeadAttention(nn.Module):
         """query (batch, queries, d_model), key and value (batch, keys, d_model) -> (batch, queries, d_model).
 
         mask: boolean, broadcasting to (batch, h, queries, keys), True = may attend. cache: a KeyValueCache; the keys
-        are then all it holds, those of this call included. ValueError if shapes do not fit.
+        are then all it holds, those of this call included. Once it is complete, query may have several rows for each
+        of its rows, side by side. ValueError if shapes do not fit.
         """
         check_multi_head_shapes(self.d_model, query, key, value, mask)
-        Q = self.split(self.W_Q(query))                     # (batch, h, queries, d_k)
+        shape = query.shape
         if cache is not None and cache.complete:
             K, V = cache.K, cache.V                         # as projected at the first step
-        else:
+            query = self.share(query, len(K))
+        Q = self.split(self.W_Q(query))                     # (batch, h, queries, d_k)
+        if cache is None or not cache.complete:
             K, V = self.split(self.W_K(key)), self.split(self.W_V(value))  # (batch, h, keys, d_k), (…, d_v)
             if cache is not None:
                 K, V = cache.extend(K, V)                   # keys: those of earlier steps as well
         heads = self.attend(Q, K, V, mask)                  # (batch, h, queries, d_v)
-        return self.W_O(heads.transpose(1, 2).flatten(-2))  # (batch, queries, h·d_v) -> (batch, queries, d_model)
+        return self.W_O(heads.transpose(1, 2).flatten(-2)).view(shape)  # (batch, queries, h·d_v) -> (…, d_model)
+
+    def share(self, x, rows):  # (rows·r, queries, d_model) -> (rows, r·queries, d_model): r that ask the same keys
+        if len(x) % rows:
+            raise ValueError(f"query has {len(x)} rows, the cache {rows}: give as many, or a multiple, side by side")
+        return x.reshape(rows, -1, self.d_model)
 
     def split(self, x):  # (batch, length, h·d) -> (batch, h, length, d)
         return x.unflatten(-1, (self.h, -1)).transpose(1, 2)
@@ -132,6 +140,7 @@ class KeyValueCache:
     def __init__(self, capacity=None):
         self.capacity, self.length = capacity, 0  # length: positions filled so far
         self.K = self.V = None  # made at the first call: (batch, h, capacity or keys, d_k) and (…, d_v)
+        self.spare = {}  # the memory that K and V had before the last select
 
     @property
     def complete(self):
@@ -156,6 +165,9 @@ class KeyValueCache:
         """Keep these rows of the batch in this order, rows (new batch,) int64; one may be named several times."""
         for name in ("K", "V") if self.K is not None else ():
             old = getattr(self, name)
-            new = old[: len(rows)] if len(rows) <= len(old) else old.new_empty(len(rows), *old.shape[1:])
-            new[:, :, : self.length] = old[rows, :, : self.length]  # the right-hand side is a copy, so no row is lost
+            new = self.spare.get(name, old[:0])
+            if len(new) < len(rows):
+                new = old.new_empty(len(rows), *old.shape[1:])
+            new, self.spare[name] = new[: len(rows)], old  # next time the other way round
+            torch.index_select(old[:, :, : self.length], 0, rows, out=new[:, :, : self.length])
             setattr(self, name, new)

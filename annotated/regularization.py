@@ -10,6 +10,35 @@ import torch
 from torch import nn
 
 # %% ../notebooks/15_regularization.ipynb #3521cd65
+class _ChunkedLoss(torch.autograd.Function):
+    """The summed loss of `hidden @ weight.T`, chunk by chunk, with its gradient made along the way."""
+
+    @staticmethod
+    def forward(ctx, hidden, weight, target, smoothing, chunk):
+        """hidden (tokens, d_model), weight (vocab_size, d_model), target (tokens,) -> the sum over the tokens, in nats."""
+        device = hidden.device.type
+        kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+        ctx.grads, matrix = (torch.empty_like(hidden), torch.zeros_like(weight)), weight.to(kind)
+        total = hidden.new_zeros((), dtype=torch.promote_types(kind, torch.float32))
+        with torch.autocast(device, enabled=False):
+            for part in (slice(start, start + chunk) for start in range(0, len(hidden), chunk)):
+                x, right = hidden[part].to(kind), target[part].unsqueeze(1)  # (chunk, d_model), (chunk, 1)
+                p = (x @ matrix.T).log_softmax(dim=1, dtype=total.dtype)  # (chunk, vocab_size), the logarithms
+                total -= (1 - smoothing) * p.gather(1, right).sum() + smoothing * p.mean(dim=1).sum()
+                p.exp_().sub_(smoothing / len(weight))  # p - q, but for the right token
+                slope = p.scatter_add_(1, right, p.new_full(right.shape, smoothing - 1)).to(kind)
+                ctx.grads[0][part] = slope @ matrix
+                ctx.grads[1].add_(slope.T @ x)
+        return total
+
+    @staticmethod
+    def backward(ctx, outer):
+        """The gradients of hidden and weight, times the one from outside; to be called once."""
+        hidden, weight = (grad.mul_(outer) for grad in ctx.grads)
+        ctx.grads = None
+        return hidden, weight, None, None, None
+
+# %% ../notebooks/15_regularization.ipynb #385cc4d0
 class LabelSmoothingLoss(nn.Module):
     """Cross entropy against (1 - smoothing) on the right token plus smoothing spread over the vocabulary (section 5.4).
 
@@ -38,6 +67,24 @@ class LabelSmoothingLoss(nn.Module):
         loss = -(1 - self.smoothing) * right - self.smoothing * log_p.mean(dim=-1)  # (…)
         total = loss.masked_fill(padding, 0.0).sum()
         return total if self.reduction == "sum" else total / (~padding).sum()
+
+    def of_hidden(self, hidden, weight, target, chunk=None):
+        """The loss of the logits `hidden @ weight.T`, without all of them at once; hidden (…, d_model), target (…).
+
+        weight (vocab_size, d_model); chunk: tokens in one go, by default what keeps their logits near 16 MB.
+        """
+        chunk = chunk or max(512, (1 << (27 if hidden.is_cuda else 22)) // len(weight))
+        if target.numel() <= chunk:
+            return self(hidden @ weight.T, target)
+        real = target != self.pad_id  # (…)
+        hidden, target = hidden[real], target[real]  # (tokens, d_model), (tokens,)
+        if torch.is_grad_enabled():
+            total = _ChunkedLoss.apply(hidden, weight, target, self.smoothing, chunk)
+        else:
+            parts = zip(hidden.split(chunk), target.split(chunk), strict=True)
+            alike = LabelSmoothingLoss(self.smoothing, pad_id=-1, reduction="sum")
+            total = sum(alike(x @ weight.T, right) for x, right in parts)
+        return total if self.reduction == "sum" else total / len(target)
 
     def extra_repr(self):
         """What `print(loss)` shows between the brackets."""

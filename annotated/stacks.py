@@ -142,9 +142,9 @@ class DecoderCache:
         """How many target positions have been computed; the next one has this number."""
         return self.layers[0][0].length
 
-    def select(self, rows, same_memory=False):
-        """Keep these rows of the batch in this order; `same_memory`: each takes the place of one with the same memory."""
+    def select(self, rows, sentences=None):
+        """Keep these rows of the batch in this order; of the memories `sentences`, ascending, if each serves several rows."""
         for own, cross in self.layers:
             own.select(rows)
-            if not same_memory:
-                cross.select(rows)
+            if sentences is None or len(sentences) < len(cross.K):
+                cross.select(rows if sentences is None else sentences)

@@ -150,13 +150,14 @@ def backward_share(network, batch, criterion, config, rank=0, world=1):
     batch: the whole one, on the device. criterion: with reduction="sum". The loss is a mean over the tokens of the whole
     batch: the parts of all processes sum to it, and the mean of their gradients (which DDP takes) is its gradient.
     """
-    tokens, total = batch.tokens, 0.0
+    tokens, total, model = batch.tokens, 0.0, getattr(network, "module", network)  # DDP keeps the model there
     for micro in range(config.accumulate):
         part = share(batch, rank * config.accumulate + micro, world * config.accumulate)
         last = micro == config.accumulate - 1
         with nullcontext() if last or not isinstance(network, DistributedDataParallel) else network.no_sync():
             with torch.autocast(part.source.device.type, torch.bfloat16, enabled=config.precision == "bf16"):
-                loss = criterion(network(part.source, part.target_in), part.target_out)
+                hidden = network(part.source, part.target_in, project=False)
+                loss = criterion.of_hidden(hidden, model.embedding.weight, part.target_out)
             loss = loss / tokens
             (loss * world).backward()
         total += loss.detach()
@@ -176,7 +177,8 @@ def validation_loss(model, pairs, max_tokens=4096, shared=False):
     with evaluating(model):
         for indices in token_batches(pair_lengths(pairs), max_tokens, order="sorted")[rank::world]:
             batch = Batch.collate([pairs[i] for i in indices]).to(device)
-            total += nll(model(batch.source, batch.target_in), batch.target_out).item()
+            hidden = model(batch.source, batch.target_in, project=False)
+            total += nll.of_hidden(hidden, model.embedding.weight, batch.target_out).item()
             tokens += batch.tokens
     if shared:
         total, tokens = sum_over_ranks(total, tokens, device=device)

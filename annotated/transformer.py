@@ -105,11 +105,11 @@ def _check_ids(name, ids):
         raise ValueError(f"{name} is empty, of shape {tuple(ids.shape)}: {mend}")
 
 
-def _check_pair(source, target, memory, d_model):
-    """Raise a ValueError unless source, target and memory belong to the same number of sentences, and fit."""
+def _check_pair(source, target, memory, d_model, several=False):
+    """Raise a ValueError unless source, target and memory belong to as many sentences (or `several` targets to each)."""
     _check_ids("source", source)
     _check_ids("target", target)
-    if len(target) != len(source):
+    if len(target) % len(source) if several else len(target) != len(source):
         raise ValueError(f"target holds {len(target)} sentences, source {len(source)}: give as many of each")
     if memory.shape != (*source.shape, d_model):
         got, want = tuple(memory.shape), (*source.shape, d_model)
@@ -168,17 +168,24 @@ class Transformer(nn.Module):
     def decode(self, target, memory, source, cache=None):
         """Target ids (batch, m), memory (batch, n, d_model) of source ids (batch, n) -> hidden (batch, m, d_model).
 
-        With a `DecoderCache`, `target` holds only the tokens after those that the cache has seen, and no padding.
+        With a `DecoderCache`, `target` holds only the tokens after those that the cache has seen, and no padding; after
+        the first step it may have several rows, side by side, for each one of source and memory.
         """
-        _check_pair(source, target, memory, self.config.d_model)
+        _check_pair(source, target, memory, self.config.d_model, several=cache is not None)
         start, real = 0, padding_mask(target, self.config.pad_id)  # real (batch, 1, 1, m)
         if cache is not None:
             _check_no_padding(real)
             start, real = cache.length, True
-        mask = causal_mask(start + target.size(1), target.device)[start:] & real  # (batch, 1, m, m) or (m, start + m)
+        mask = None  # for a single new token, which may attend to all that the cache holds
+        if cache is None or target.size(1) > 1:
+            mask = causal_mask(start + target.size(1), target.device)[start:] & real  # (batch, 1, m, m) or (m, start + m)
         x = self.target_positions(self.embedding(target), start)  # (batch, m, d_model)
         return self.decoder(x, memory, mask, padding_mask(source, self.config.pad_id), cache=cache)
 
-    def forward(self, source, target):
-        """Source ids (batch, n), target ids (batch, m) -> logits (batch, m, vocab_size) of each next token."""
-        return self.embedding.project(self.decode(target, self.encode(source), source))
+    def forward(self, source, target, project=True):
+        """Source ids (batch, n), target ids (batch, m) -> logits (batch, m, vocab_size) of each next token.
+
+        With `project=False` the hidden vectors (batch, m, d_model) before the last product, for a loss that makes it itself.
+        """
+        hidden = self.decode(target, self.encode(source), source)
+        return self.embedding.project(hidden) if project else hidden

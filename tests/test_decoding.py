@@ -18,11 +18,15 @@ from annotated.batches import pad
 from annotated.checkpoints import save_checkpoint
 from annotated.corpora import load_corpus
 from annotated.decoding import (
+    Int8Linear,
+    PackedLinear,
     beam_search,
     check_beam,
     greedy_decode,
+    largest,
     length_penalty,
     main,
+    packed_copy,
     read_input,
     translate,
 )
@@ -373,6 +377,89 @@ def test_bad_options_of_the_beam_are_refused(options, message):
             check_beam(**options)
 
 
+# Less to look at, and fewer bits
+
+@settings(deadline=None, max_examples=80)
+@given(st.integers(1, 4), st.integers(4, 400), st.integers(1, 4), st.integers(1, 5), st.integers(0, 10**6))
+def test_the_largest_in_two_levels_are_those_of_topk(rows, types, k, block, seed):
+    x = torch.rand(rows, types, generator=torch.Generator().manual_seed(seed)).log()
+    x[:, seed % types] = -torch.inf
+    values, places = largest(x, k, block)
+    assert torch.equal(values, x.topk(k).values) and torch.equal(x.gather(1, places), values)
+    assert all(len(set(row)) == k for row in places.tolist())
+
+
+def test_of_equals_the_first_is_taken_as_by_argmax():
+    x = torch.randint(0, 3, (50, 200), generator=torch.Generator().manual_seed(0)).float()
+    assert torch.equal(largest(x, block=3)[1][:, 0], x.argmax(dim=1))
+
+
+def test_the_largest_are_found_without_a_look_at_every_place(monkeypatch):
+    seen, topk = [], torch.Tensor.topk
+    monkeypatch.setattr(torch.Tensor, "topk", lambda x, k: (seen.append(x.size(1)), topk(x, k))[1])
+    largest(torch.randn(2, 37_000), 4)
+    assert max(seen) < 2000
+
+
+@pytest.mark.parametrize("dtype, bound", [(torch.float32, 1e-6), (torch.bfloat16, 0.01)])
+@pytest.mark.parametrize("rows", [1, 5, 40])
+def test_a_packed_layer_is_the_plain_layer(dtype, bound, rows):
+    torch.manual_seed(rows)
+    layer, x = torch.nn.Linear(48, 37), torch.randn(rows, 2, 48)
+    if not PackedLinear.works(x.to(dtype)):
+        pytest.skip("this machine packs no such weights")
+    with torch.no_grad():
+        ours, expected = PackedLinear(layer.weight.to(dtype), layer.bias.to(dtype))(x.to(dtype)), layer(x)
+    assert ours.dtype == dtype and (ours.float() - expected).norm() <= bound * expected.norm()
+
+
+@pytest.mark.parametrize("rows", [1, 32])
+@pytest.mark.parametrize("engine", [True, False])
+def test_weights_of_8_bits_are_rounded_row_by_row(rows, engine, monkeypatch):
+    if not engine:
+        monkeypatch.setattr(Int8Linear, "pack", lambda *_: None)
+    torch.manual_seed(0)
+    weight, bias = torch.randn(37, 48) * torch.logspace(-3, 3, 37).unsqueeze(1), torch.randn(37)
+    layer = Int8Linear(weight, bias, rows)
+    assert (layer.packed is not None) == (engine and bool({"fbgemm", "onednn"} & set(torch.backends.quantized.supported_engines)))
+    scale = weight.abs().amax(dim=1) / 127
+    expected = ((weight / scale.unsqueeze(1)).round() * scale.unsqueeze(1)).T  # what an input of ones and zeros reads off
+    assert torch.allclose(layer(torch.eye(48)) - bias, expected, rtol=2e-3, atol=1e-4 * 1)
+    x = torch.randn(9, 3, 48)
+    plain = torch.nn.functional.linear(x, weight, bias)
+    off = (layer(x) - plain).flatten(0, 1).norm(dim=0) / plain.flatten(0, 1).norm(dim=0)
+    assert off.max() < 0.03, "a small row is rounded as finely as a large one"
+
+
+@pytest.mark.parametrize("precision, bound", [("fp32", 1e-5), ("bf16", 0.03), ("int8", 0.05)])
+def test_a_packed_copy_is_the_same_model(precision, bound):
+    model = tiny(3000, d_model=64, d_ff=128, h=4).float().train()
+    source = torch.randint(4, 3000, (3, 7))
+    fast = packed_copy(model, precision)
+    assert model.training and not fast.training and all(p.dtype == torch.float32 for p in model.parameters())
+    with torch.no_grad():
+        expected, got = model.eval()(source, source), fast(source, source).float()
+    assert 0 <= (got - expected).norm() / expected.norm() < bound
+    assert (precision == "fp32") == torch.allclose(got, expected, atol=1e-4)
+    kinds = {type(module) for module in fast.modules()}
+    assert torch.nn.Linear not in kinds or precision != "int8"
+    assert [len(ids) > 0 for ids in greedy_decode(fast, source)] == [True] * 3 and len(beam_search(fast, source, 2)) == 3
+
+
+def test_translation_in_another_precision_is_that_of_a_packed_copy(model):
+    for precision, beam in itertools.product(("fp32", "bf16", "int8"), (1, 3)):
+        expected = translate(packed_copy(model, precision, rows=4 * beam), WORDS, TEXTS, beam=beam)
+        assert translate(model, WORDS, TEXTS, beam=beam, precision=precision) == expected
+    assert next(model.parameters()).dtype == torch.float64, "the model itself stays as it is"
+
+
+def test_unknown_precisions_are_refused(model):
+    with pytest.raises(ValueError, match="precision='fp8' is unknown: give 'fp32', 'bf16' or 'int8'"):
+        translate(model, WORDS, TEXTS, precision="fp8")
+    with pytest.raises(ValueError, match="'int8' is for the CPU, and the model is on meta: give 'bf16'"):
+        packed_copy(copy.deepcopy(model).to("meta"), "int8")
+
+
 # Texts
 
 @pytest.fixture(scope="module")
@@ -510,6 +597,16 @@ def test_command_line_passes_beam_and_alpha_on(folder, model, monkeypatch, capsy
         expected = translate(model, WORDS, ["a cat ."], beam=3 if options else 1, alpha=2.0 if "2" in options else 0.6)
         assert capsysbinary.readouterr().out.decode() == f"{expected[0]}\n"
     assert seen == [(3, 0.6), (3, 0.6), (3, 2.0), (3, 2.0)], "twice each: by main and by this test; greedy needs none"
+
+
+def test_command_line_passes_the_precision_on(folder, monkeypatch, capsysbinary):
+    seen = []
+    monkeypatch.setattr(decoding, "packed_copy", lambda *given, **more: seen.append(given[1]) or packed_copy(*given, **more))
+    for options in ([], ["--precision", "bf16"], ["--precision", "int8"]):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a cat .\n")))
+        main(["--model", folder, *options])
+        assert capsysbinary.readouterr().out.count(b"\n") == 1
+    assert seen == ["bf16", "int8"]
 
 
 def test_output_file_appears_whole_or_not_at_all(folder, tmp_path, monkeypatch):

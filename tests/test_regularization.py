@@ -135,3 +135,44 @@ def test_dropout_is_off_at_rate_zero_and_in_eval_mode(dropout, training):
     model = Transformer(TransformerConfig.tiny(20, dropout=dropout)).train(training)
     source, target = torch.randint(4, 20, (2, 5)), torch.randint(4, 20, (2, 6))
     assert torch.equal(model(source, target), model(source, target))
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 12), st.integers(2, 20), st.integers(1, 9), st.floats(0, 0.9), st.sampled_from(["mean", "sum"]),
+       st.integers(0, 10**6))
+def test_in_chunks_as_in_one_piece(tokens, vocab_size, chunk, smoothing, reduction, seed):
+    generator = torch.Generator().manual_seed(seed)
+    hidden, weight = (torch.randn(n, 5, generator=generator, dtype=torch.float64).requires_grad_() for n in (2 * tokens, vocab_size))
+    pad_id = seed % vocab_size
+    target = torch.randint(0, vocab_size, (2, tokens), generator=generator)
+    target[0, 0] = (pad_id + 1) % vocab_size
+    criterion, both = LabelSmoothingLoss(smoothing, pad_id, reduction), hidden.unflatten(0, (2, tokens))
+    expected = F.cross_entropy(hidden @ weight.T, target.flatten(), label_smoothing=smoothing, ignore_index=pad_id,
+                               reduction=reduction)
+    got = criterion.of_hidden(both, weight, target, chunk=chunk)
+    assert abs(got - expected) < 1e-9 * max(1, tokens)
+    with torch.no_grad():
+        assert abs(criterion.of_hidden(both, weight, target, chunk=chunk) - expected) < 1e-9 * max(1, tokens)
+    for one, other in zip(*(torch.autograd.grad(3 * loss, (hidden, weight)) for loss in (got, expected)), strict=True):
+        assert (one - other).abs().max() < 1e-9
+
+
+def test_chunks_never_hold_all_logits_and_agree_in_half_precision(monkeypatch):
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(1100, 8), torch.randn(30_000, 8, requires_grad=True)
+    target, largest, softmax = torch.randint(1, 30_000, (1100,)), [], torch.Tensor.log_softmax
+    monkeypatch.setattr(torch.Tensor, "log_softmax", lambda x, *a, **k: (largest.append(len(x)), softmax(x, *a, **k))[1])
+    grads = {}
+    for enabled in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            loss = LabelSmoothingLoss(0.1).of_hidden(hidden, weight, target)
+        grads[enabled] = torch.autograd.grad(loss, weight)[0]
+    assert largest == [512, 512, 76] * 2 and grads[True].dtype == torch.float32
+    assert 0 < (grads[True] - grads[False]).norm() / grads[False].norm() < 0.02
+
+
+def test_one_chunk_is_the_plain_loss_bit_for_bit():
+    torch.manual_seed(0)
+    hidden, weight, target = torch.randn(3, 20, 8), torch.randn(50, 8), torch.randint(0, 50, (3, 20))
+    criterion = LabelSmoothingLoss(0.1, reduction="sum")
+    assert criterion.of_hidden(hidden, weight, target) == criterion(hidden @ weight.T, target)

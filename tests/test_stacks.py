@@ -335,23 +335,43 @@ def test_c26_a_decoder_with_a_cache_equals_one_pass(norm_first):
     assert (torch.cat(steps, dim=1) - at_once).abs().max() <= 1e-12
 
 
-@pytest.mark.parametrize("same_memory", [False, True])
-def test_selecting_rows_of_a_decoder_cache(same_memory):
-    """Row 2 takes the place of row 0; with `same_memory` they read the same memory, and that of row 0 stays."""
+def test_selecting_rows_of_a_decoder_cache():
+    """Row 2 takes the place of row 0, with its memory."""
     decoder, cache = random_weights(Decoder(2, D, H, D_FF)), DecoderCache(2, capacity=2)
     generator = torch.Generator().manual_seed(1)
     x, memory = (torch.randn(3, m, D, generator=generator, dtype=torch.float64) for m in (2, 6))
     rows = torch.tensor([2, 1, 2])
     with torch.no_grad():
-        if same_memory:
-            memory[2] = memory[0]
         decoder(x[:, [0]], memory, cache=cache)
-        pointers = [cross.K.data_ptr() for _, cross in cache.layers]
-        cache.select(rows, same_memory)
+        cache.select(rows)
         step = decoder(x[rows][:, [1]], memory[rows], cache=cache)
         expected = decoder(x[rows], memory[rows], causal_mask(2))[:, [1]]
     assert (step - expected).abs().max() <= 1e-12
-    assert [cross.K.data_ptr() for _, cross in cache.layers] == pointers
+
+
+@pytest.mark.parametrize("sentences", [[0, 1, 2], [0, 2]])
+def test_rows_of_one_sentence_share_its_memory(sentences):
+    """Two rows for each sentence, changing places within it, while one sentence may leave."""
+    decoder, cache = random_weights(Decoder(2, D, H, D_FF)), DecoderCache(2, capacity=3)
+    generator = torch.Generator().manual_seed(1)
+    x, memory = torch.randn(3, 3, D, generator=generator).double(), torch.randn(3, 6, D, generator=generator).double()
+    left = torch.tensor(sentences)
+    later = torch.randn(2 * len(left), 2, D, generator=generator).double()  # what the rows are fed from then on
+    with torch.no_grad():
+        decoder(x[:, [0]], memory, cache=cache)
+        pointers = [cross.K.data_ptr() for _, cross in cache.layers]
+        cache.select(left.repeat_interleave(2), left)
+        step = [decoder(later[:, [0]], memory[left], cache=cache)]
+        turned = torch.arange(2 * len(left)).view(-1, 2).flip(1).flatten()
+        cache.select(turned, torch.arange(len(left)))
+        step.append(decoder(later[:, [1]], memory[left], cache=cache))
+        history = torch.cat([x[left.repeat_interleave(2), :1], later[:, :1]], dim=1)
+        alone = memory[left.repeat_interleave(2)]
+        assert (step[0] - decoder(history, alone, causal_mask(2))[:, [1]]).abs().max() <= 1e-12
+        history = torch.cat([history[turned], later[:, 1:]], dim=1)
+        assert (step[1] - decoder(history, alone, causal_mask(3))[:, [2]]).abs().max() <= 1e-12
+    assert ([cross.K.data_ptr() for _, cross in cache.layers] == pointers) == (len(left) == 3)
+    assert all(len(cross.K) == len(left) for _, cross in cache.layers)
 
 
 def test_a_cache_for_another_number_of_layers_is_refused():
