@@ -30,6 +30,10 @@ import sacrebleu
 import torch
 from filelock import FileLock, Timeout
 
+from .batches import Batch, pair_lengths, token_batches, vocabulary_digest
+from .corpora import Corpus, load_corpus, whole_file
+from .decoding import translate
+from .tokens import PAD, UNKNOWN, SubwordTokenizer, WordTokenizer
 from annotated.training import (
     INTERRUPTED,
     PRESETS,
@@ -41,11 +45,6 @@ from annotated.training import (
     train_on,
     validation_loss,
 )
-
-from .batches import Batch, pair_lengths, token_batches, vocabulary_digest
-from .corpora import Corpus, load_corpus, whole_file
-from .decoding import translate
-from .tokens import PAD, UNKNOWN, SubwordTokenizer, WordTokenizer
 from .transformer import Transformer, TransformerConfig
 
 # %% ../notebooks/21_model_variations.ipynb #b4ab5807
@@ -87,7 +86,7 @@ class Scale:
 SCALES = {
     "paper": Scale(37_000, {}, TrainingConfig(), big_times=3),
     "multi30k": Scale(4_000, {"N": 3, "d_model": 128, "d_ff": 512},
-                      TrainingConfig(steps=800, max_tokens=1024, warmup=200, factor=0.5, validate_every=200, save_every=200,
+                      TrainingConfig(steps=900, max_tokens=1024, warmup=200, factor=0.5, validate_every=300, save_every=300,
                                      keep_last=1, precision="bf16")),
     "toy": Scale(0, {"N": 3, "d_model": 64, "d_ff": 256},
                  TrainingConfig(steps=300, max_tokens=1024, warmup=100, factor=0.5, validate_every=100, save_every=100,
