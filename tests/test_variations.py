@@ -141,7 +141,8 @@ def test_a_scale_that_will_not_do_is_refused(scale, message):
 def test_c25_accuracy_is_that_of_counting_token_by_token():
     torch.manual_seed(0)
     model = Transformer(TransformerConfig(12, N=1, d_model=16, d_ff=32, h=2, dropout=0.5))
-    pairs = [([5, 6, 7], [8, 9]), ([4], [5, 6, 7, 8, 9]), ([10, 11], [4])]
+    ids = torch.randint(4, 12, (30, 2, 9)).tolist()
+    pairs = [(source[: 1 + i % 9], target[: 1 + i % 7]) for i, (source, target) in enumerate(ids)]
     model.eval()
     right = total = 0
     for source, target in pairs:
@@ -153,7 +154,7 @@ def test_c25_accuracy_is_that_of_counting_token_by_token():
         model.embedding.weight.zero_()
         model.embedding.weight[END] = 1.0
         model.decoder.layers[-1].residual[-1].norm.bias.fill_(1.0)
-    assert token_accuracy(model, pairs) == 3 / 11
+    assert token_accuracy(model, pairs) == 30 / total
     with torch.no_grad():
         model.embedding.weight.zero_()
         model.embedding.weight[PAD] = 1.0
@@ -277,6 +278,18 @@ def test_a_result_that_cannot_be_read_is_named(tmp_path):
     path.write_text("{")
     with pytest.raises(ValueError, match=r"base\.seed0\.json is no result of a run"):
         finished_result(path, {})
+
+
+def test_the_result_of_another_run_is_not_taken(tmp_path):
+    corpus, tokenizer, known = variations.read_task("toy", "toy", 5, 3)
+    path, facts = result_path(tmp_path, "base", 0), task_facts(known["base"], 0, corpus, tokenizer)
+    path.write_text(json.dumps({**facts, "bleu": 1.0}))
+    assert finished_result(path, facts)["bleu"] == 1.0
+    for other, message in ((task_facts(known["base"], 1, corpus, tokenizer), r"another seed \(seed was 0 and is now 1\)"),
+                           (task_facts(known["A-h1"], 0, corpus, tokenizer), r"another row \(row was 'base' and is now 'A-h1'\)"),
+                           ({**facts, "model": {**facts["model"], "h": 4}}, r"another model \(h was 8 and is now 4\)")):
+        with pytest.raises(ValueError, match=message):
+            finished_result(path, other)
 
 
 def test_unknown_rows_workers_and_devices_are_refused(tmp_path):
