@@ -464,7 +464,7 @@ def length_buckets(corpus, longest, per_bucket=200):
     return short, {length: pairs[:per_bucket] for length, pairs in sorted(held_out.items())}
 
 
-def measure_lengths(positions, seed, longest=9, max_length=64, steps=1000, corpus=None):
+def measure_lengths(positions, seed, longest=9, max_length=64, steps=800, corpus=None):
     """Train on pairs of up to `longest` tokens, and measure on longer ones: a list with a dict for each length (C17).
 
     positions: "sinusoidal" or "learned", the latter with a table of `max_length` rows. Sizes as the book's model.
@@ -532,7 +532,7 @@ def lengths_main(arguments):
     parser = argparse.ArgumentParser("python -m annotated.variations lengths", description="Train on short sentences, translate long ones.")
     parser.add_argument("--out", required=True, metavar="FILE", help="JSON file to write")
     parser.add_argument("--longest", type=int, default=9, help="tokens of the longer side in training (9)")
-    parser.add_argument("--steps", type=int, default=1000, help="updates (1000)")
+    parser.add_argument("--steps", type=int, default=800, help="updates (800)")
     parser.add_argument("--seeds", type=int, default=3, help="(3)")
     options = parser.parse_args(arguments)
     with one_line_errors(parser):
