@@ -78,7 +78,13 @@ _build/bench/ready: .venv/ready pyproject.toml  # the peers, in an environment o
 	$(PYTHON) -m benchmarks.peers _build/bench/venv
 	@touch _build/bench/ready
 
+variations: setup  ## train every row of Table 3 on Multi30k for page 21, a process a run (about an hour on 2 cores)
+	$(PYTHON) -m annotated.variations multi30k --out results/variations
+
+lengths: setup  ## translate toy sentences longer than those of training, for page 05 (about 10 minutes on 1 core)
+	$(PYTHON) -m annotated.variations lengths --out results/lengths.json
+
 wmt: setup  ## the full WMT14 run of page 23 on this machine's GPUs (WMT_SIZE=base|big WMT_PAIR=en-de|en-fr); days
 	WMT_RUN=full $(PYTHON) tools/book.py 23
 
-.PHONY: help setup book site test test-site axe test-long lint lab sync export bench multi30k multi30k-record newstest wmt
+.PHONY: help setup book site test test-site axe test-long lint lab sync export bench multi30k multi30k-record newstest variations lengths wmt

@@ -1,0 +1,418 @@
+"""Table 3: counts against a closed form, rows against base, the sweep's resuming and refusing, verdicts by hand, kept results."""
+
+import dataclasses
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from annotated import variations
+from annotated.checkpoints import run_checkpoints
+from annotated.corpora import Corpus, load_corpus
+from annotated.tokens import END, PAD, WordTokenizer
+from annotated.training import INTERRUPTED, TrainingConfig, encode_pairs, validation_loss
+from annotated.transformer import Transformer, TransformerConfig
+from annotated.variations import (
+    REPEATED,
+    SCALES,
+    TABLE_3,
+    Row,
+    Scale,
+    compare,
+    count_parameters,
+    finished_result,
+    length_buckets,
+    noise_band,
+    plan,
+    pooled_deviation,
+    read_results,
+    result_path,
+    rows,
+    side_lengths,
+    sweep,
+    task_facts,
+    token_accuracy,
+    verdict,
+)
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "results" / "variations"
+LENGTHS = ROOT / "results" / "lengths.json"
+PAPER = {row.name: row for row in rows()}
+
+
+def formula(c):
+    """Parameters, term by term from the shapes that the paper prints."""
+    d_k, d_v = c.d_k or c.d_model // c.h, c.d_v or c.d_model // c.h
+    attention = 2 * c.d_model * c.h * d_k + 2 * c.d_model * c.h * d_v
+    feed_forward = 2 * c.d_model * c.d_ff + c.d_ff + c.d_model
+    layers = c.N * (3 * attention + 2 * feed_forward + 5 * 2 * c.d_model)
+    return c.vocab_size * c.d_model + layers + (2 * c.max_length * c.d_model if c.positions == "learned" else 0)
+
+
+# --- the rows ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_c28_parameters_of_every_row_follow_the_formula(scale):
+    for row in rows(scale, 37_000):
+        assert count_parameters(row.config) == formula(row.config), row.name
+
+
+def test_c28_counts_beside_the_printed_ones():
+    short = {name: row.parameters * 1e6 - count_parameters(row.config) for name, row in PAPER.items() if row.parameters}
+    assert len(short) == 11
+    assert short.pop("big") == pytest.approx(-1.17e6, abs=1e4)
+    assert short.pop("C-dmodel1024") == pytest.approx(4.18e6, abs=1e4)
+    assert min(short.values()) == pytest.approx(1.18e6, abs=1e4) and max(short.values()) == pytest.approx(2.55e6, abs=1e4)
+    # a larger vocabulary closes them: about 40,000 to 42,000 types for every row but big, about 36,000 for big
+    types = {name: 37_000 + (row.parameters * 1e6 - count_parameters(row.config)) / row.config.d_model
+             for name, row in PAPER.items() if row.parameters}
+    assert 35_500 < types.pop("big") < 36_000 and 40_000 < min(types.values()) < max(types.values()) < 42_000
+
+
+def test_c28_counting_takes_no_memory_and_agrees_with_a_real_model():
+    config = rows("toy", 100)[0].config
+    assert count_parameters(config) == sum(p.numel() for p in Transformer(config).parameters())
+    assert Transformer(config).embedding.weight.device.type == "cpu"
+
+
+def changed(row, base):
+    """The fields in which a row's two configurations differ from base's."""
+    return {name: getattr(mine, name) for mine, theirs in ((row.config, base.config), (row.training, base.training))
+            for name in (field.name for field in dataclasses.fields(mine)) if getattr(mine, name) != getattr(theirs, name)}
+
+
+EXPECTED = {  # the changes of the paper's rows, written down once more from its table
+    "base": {}, "A-h1": {"h": 1}, "A-h4": {"h": 4}, "A-h16": {"h": 16}, "A-h32": {"h": 32}, "B-dk16": {"d_k": 16}, "B-dk32": {"d_k": 32},
+    "C-N2": {"N": 2}, "C-N4": {"N": 4}, "C-N8": {"N": 8}, "C-dmodel256": {"d_model": 256}, "C-dmodel1024": {"d_model": 1024},
+    "C-dff1024": {"d_ff": 1024}, "C-dff4096": {"d_ff": 4096}, "D-P0.0": {"dropout": 0.0}, "D-P0.2": {"dropout": 0.2},
+    "D-eps0.0": {"label_smoothing": 0.0}, "D-eps0.2": {"label_smoothing": 0.2}, "E-learned": {"positions": "learned"},
+    "big": {"d_model": 1024, "d_ff": 4096, "h": 16, "dropout": 0.3, "steps": 300_000},
+}
+
+
+def test_rows_differ_from_base_in_the_named_fields_only():
+    assert list(PAPER) == list(EXPECTED)
+    for name, row in PAPER.items():
+        assert changed(row, PAPER["base"]) == EXPECTED[name], name
+    base = PAPER["base"]
+    assert dataclasses.astuple(base.config)[:5] == (37_000, 6, 512, 2048, 8) and base.training.steps == 100_000
+    assert base.training.label_smoothing == base.config.dropout == 0.1 and base.config.d_k is None
+
+
+@pytest.mark.parametrize("scale", ["multi30k", "toy"])
+def test_small_rows_are_in_proportion(scale):
+    small = {row.name: row for row in rows(scale, 500)}
+    base = small["base"]
+    own = {"N": base.config.N, "d_model": base.config.d_model, "d_ff": base.config.d_ff, "d_k": base.config.d_model // 8}
+    printed = {"N": 6, "d_model": 512, "d_ff": 2048, "d_k": 64}
+    for name, row in small.items():
+        want = {field: value * own[field] / printed[field] if field in own else value for field, value in EXPECTED[name].items()}
+        want.pop("steps", None)  # as many updates for every row
+        assert changed(row, base) == want, name
+
+
+def test_group_is_the_letter_of_the_table():
+    assert [row.group for row in PAPER.values()] == ["base", *"AAAABBCCCCCCCDDDDE", "big"]
+
+
+@pytest.mark.parametrize(("scale", "message"), [
+    ("huge", r"scale='huge' is unknown: give one of paper, multi30k, toy"),
+    (Scale(100, {"N": 4}, TrainingConfig()), r"N=2 of the paper's 6 is no whole number of 4"),
+    (Scale(100, {"d_ff": 33}, TrainingConfig()), r"d_ff=1024 of the paper's 2048 is no whole number of 33"),
+])
+def test_a_scale_that_will_not_do_is_refused(scale, message):
+    with pytest.raises(ValueError, match=message):
+        rows(scale)
+
+
+# --- what is measured ----------------------------------------------------------------------------------------------------
+
+
+def test_c25_accuracy_is_that_of_counting_token_by_token():
+    torch.manual_seed(0)
+    model = Transformer(TransformerConfig(12, N=1, d_model=16, d_ff=32, h=2, dropout=0.5))
+    ids = torch.randint(4, 12, (30, 2, 9)).tolist()
+    pairs = [(source[: 1 + i % 9], target[: 1 + i % 7]) for i, (source, target) in enumerate(ids)]
+    model.eval()
+    right = total = 0
+    for source, target in pairs:
+        for i, wanted in enumerate([*target, END]):
+            logits = model(torch.tensor([[*source, END]]), torch.tensor([[1, *target[:i]]]))[0, -1]
+            right, total = right + int(logits.argmax() == wanted), total + 1
+    assert token_accuracy(model.train(), pairs) == right / total and model.training
+    with torch.no_grad():  # a model that always says END is right once a sentence, and padding does not count
+        model.embedding.weight.zero_()
+        model.embedding.weight[END] = 1.0
+        model.decoder.layers[-1].residual[-1].norm.bias.fill_(1.0)
+    assert token_accuracy(model, pairs) == 30 / total
+    with torch.no_grad():
+        model.embedding.weight.zero_()
+        model.embedding.weight[PAD] = 1.0
+    assert token_accuracy(model, pairs) == 0
+
+
+# --- verdicts ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("measured", "band", "printed", "alike", "said"), [
+    (-0.9, 0.5, -0.9, 0.1, "holds"), (0.9, 0.5, 0.3, 0.1, "holds"), (0.9, 0.5, -0.9, 0.1, "does not"), (-0.9, 0.5, 0.2, 0.1, "does not"),
+    (-0.4, 0.5, -0.9, 0.1, "within noise"), (0.5, 0.5, -0.9, 0.1, "within noise"), (0.51, 0.5, 0.9, 0.1, "holds"),
+    (0.4, 0.5, 0.0, 0.1, "holds"), (0.4, 0.5, -0.1, 0.1, "holds"), (0.6, 0.5, -0.1, 0.1, "does not"), (-0.6, 0.5, 0.0, 0.1, "does not"),
+])
+def test_c29_verdict_by_hand_made_numbers(measured, band, printed, alike, said):
+    assert verdict(measured, band, printed, alike) == said
+
+
+def test_c29_printed_differences_that_binary_fractions_make_larger_are_alike():
+    assert 25.8 - 25.7 > 0.1 and verdict(0.0, 0.5, 25.7 - 25.8, 0.1) == "holds"  # row E is printed 0.1 below base
+
+
+def test_c29_pooled_deviation_and_band_by_hand():
+    assert pooled_deviation([[1, 3], [5], [10, 10, 13]]) == pytest.approx(math.sqrt((2 + 6) / 3))
+    assert noise_band(0.3, 1, 3) == pytest.approx(0.6 * math.sqrt(4 / 3))
+    with pytest.raises(ValueError, match="no row has two seeds"):
+        pooled_deviation([[1], [2]])
+
+
+def test_c29_table_from_hand_made_results():
+    def result(name, seed, loss, bleu):
+        return {"row": name, "seed": seed, "loss": loss, "bleu": bleu, "accuracy": 0.5, "parameters": 7}
+
+    results = [result("base", 0, 1.0, 20.0), result("base", 1, 1.1, 21.0), result("A-h1", 0, 1.5, 18.0), result("C-N8", 0, 1.05, 19.5),
+               result("E-learned", 0, 1.5, 23.5)]
+    lines, deviation = compare(rows(), results)
+    assert deviation["bleu"] == pytest.approx(math.sqrt(0.5)) and deviation["loss"] == pytest.approx(math.sqrt(0.005))
+    found = {line.row.name: line for line in lines}
+    assert list(found) == ["base", "A-h1", "C-N8", "E-learned"] and found["base"].runs == 2 and not found["base"].verdict
+    assert found["A-h1"].difference["bleu"] == pytest.approx(-2.5)
+    assert found["A-h1"].band["bleu"] == pytest.approx(2 * math.sqrt(0.5) * math.sqrt(1.5))
+    assert found["A-h1"].verdict == {"loss": "holds", "bleu": "holds"}
+    assert found["C-N8"].verdict == {"loss": "holds", "bleu": "within noise"}  # printed: log(4.88 / 4.92) is within 0.01
+    assert found["E-learned"].verdict == {"loss": "does not", "bleu": "does not"}
+    with pytest.raises(ValueError, match="no result for the row base"):
+        compare(rows(), results[2:])
+
+
+# --- the sweep -----------------------------------------------------------------------------------------------------------
+
+
+def test_every_row_has_its_first_seed_before_any_second():
+    names = [row[0] for row in TABLE_3]
+    tasks = plan(names)
+    assert tasks[:20] == [(name, 0) for name in names] and len(tasks) == len(set(tasks)) == 20 + 2 * len(REPEATED)
+    assert tasks[20:] == [(name, seed) for seed in (1, 2) for name in REPEATED]
+    assert {name for name, seed in tasks if seed == 1} == {name for name, seed in tasks if seed == 2} == set(REPEATED) <= set(names)
+    assert plan(["C-N4", "A-h1", "base"], seeds=2) == [("C-N4", 0), ("A-h1", 0), ("base", 0), ("base", 1), ("A-h1", 1)]
+
+
+def command(folder, *more):
+    return [sys.executable, "-m", "annotated.variations", "toy", "--out", str(folder / "out"), "--work", str(folder / "work"),
+            "--rows", "base", "C-N2", "--seeds", "1", "--steps", "5", "--sentences", "3", *more]
+
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    """A sweep of two short runs from the command line."""
+    folder = tmp_path_factory.mktemp("sweep")
+    said = subprocess.run(command(folder), env=ENVIRONMENT, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert said.returncode == 0, said.stdout + said.stderr
+    return folder, said.stdout
+
+
+def test_sweep_writes_a_result_a_run_and_does_not_run_it_again(swept):
+    folder, said = swept
+    assert "2 runs, 0 of them finished before, 2 side by side" in said
+    assert {path.name for path in (folder / "out").iterdir()} == {"base.seed0.json", "C-N2.seed0.json"}
+    assert [path for path in (folder / "work").iterdir() if path.is_dir()] == []  # checkpoints of finished runs are gone
+    before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in (folder / "out").iterdir()}
+    lines = []
+    results = sweep("toy", folder / "out", folder / "work", "toy", ["base", "C-N2"], 1, steps=5, sentences=3, report=lines.append)
+    assert lines == ["2 runs, 2 of them finished before, 2 side by side"]
+    assert before == {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in (folder / "out").iterdir()}
+    base = results[0]
+    assert base["row"] == "base" and base["model"]["N"] == 3 and results[1]["model"]["N"] == 1 and base["training"]["steps"] == 5
+    assert base["perplexity"] == pytest.approx(math.exp(base["loss"])) and 0 <= base["accuracy"] <= 1 and 0 <= base["bleu"] <= 100
+    assert base["parameters"] == formula(TransformerConfig(**base["model"]))
+    assert "nrefs:1|case:mixed" in base["bleu_signature"] and base["seconds"]["starts"] == 1 and base["log"][-1]["step"] == 5
+
+
+def test_sweep_result_is_that_of_the_books_own_training(swept):
+    folder, _ = swept
+    kept = json.loads((folder / "out" / "base.seed0.json").read_text())
+    corpus = load_corpus("toy")
+    tokenizer = WordTokenizer.fit(corpus.train)
+    small = Corpus("toy", "en", "de", corpus.train, corpus.valid[:3], corpus.test)
+    row = {r.name: r for r in rows("toy", len(tokenizer))}["base"]
+    torch.set_num_threads(1)
+    model, log = variations.train_on(small, tokenizer, row.config, dataclasses.replace(row.training, steps=5), False)
+    assert log[-1]["valid_loss"] == pytest.approx(kept["log"][-1]["valid_loss"], rel=1e-4)
+    assert validation_loss(model, encode_pairs(small.valid, tokenizer)) == pytest.approx(kept["loss"], rel=1e-4)
+
+
+def test_sweep_refuses_results_of_another_configuration(swept):
+    folder, _ = swept
+    with pytest.raises(ValueError, match=r"base\.seed0\.json was made with another training \(steps was 5 and is now 6\): move it away"):
+        sweep("toy", folder / "out", folder / "work", "toy", ["base"], 1, steps=6, sentences=3)
+    with pytest.raises(ValueError, match=r"another data"):
+        sweep("toy", folder / "out", folder / "work", "toy", ["base"], 1, steps=5, sentences=4)
+    said = subprocess.run(command(folder, "--steps", "6"), env=ENVIRONMENT, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert said.returncode == 2 and "steps was 5 and is now 6" in said.stderr and "Traceback" not in said.stderr
+
+
+def test_a_result_that_cannot_be_read_is_named(tmp_path):
+    path = result_path(tmp_path, "base", 0)
+    assert path.name == "base.seed0.json" and finished_result(path, {}) is None
+    path.write_text("{")
+    with pytest.raises(ValueError, match=r"base\.seed0\.json is no result of a run"):
+        finished_result(path, {})
+
+
+def test_the_result_of_another_run_is_not_taken(tmp_path):
+    corpus, tokenizer, known = variations.read_task("toy", "toy", 5, 3)
+    path, facts = result_path(tmp_path, "base", 0), task_facts(known["base"], 0, corpus, tokenizer)
+    path.write_text(json.dumps({**facts, "bleu": 1.0}))
+    assert finished_result(path, facts)["bleu"] == 1.0
+    for other, message in ((task_facts(known["base"], 1, corpus, tokenizer), r"another seed \(seed was 0 and is now 1\)"),
+                           (task_facts(known["A-h1"], 0, corpus, tokenizer), r"another row \(row was 'base' and is now 'A-h1'\)"),
+                           ({**facts, "model": {**facts["model"], "h": 4}}, r"another model \(h was 8 and is now 4\)")):
+        with pytest.raises(ValueError, match=message):
+            finished_result(path, other)
+
+
+def test_unknown_rows_workers_and_devices_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="no row F: there are base, A-h1"):
+        sweep("toy", tmp_path, tmp_path, "toy", ["base", "F"], sentences=3)
+    with pytest.raises(ValueError, match="workers=0 will not do"):
+        variations.devices_for("cpu", 0)
+    assert variations.devices_for("cpu") == ["cpu", "cpu"] and variations.devices_for("cpu", 3) == ["cpu"] * 3
+
+
+def test_a_killed_sweep_goes_on_where_it_stopped(tmp_path):
+    """SIGTERM in the middle: the run saves, the sweep ends with status 75, and the next start goes on from there."""
+    endless = command(tmp_path, "--rows", "C-N2", "--workers", "1", "--steps", "100000")
+    process = subprocess.Popen(endless, env=ENVIRONMENT, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    folder, deadline = tmp_path / "work" / "C-N2.seed0", time.time() + 240
+    while not run_checkpoints(folder) and time.time() < deadline and process.poll() is None:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=120) == INTERRUPTED, process.stdout.read()
+    at = int(run_checkpoints(folder)[-1].name[5:])
+    assert 100 <= at < 100_000 and not (tmp_path / "out").exists()
+    assert json.loads((folder / "seconds.json").read_text())["starts"] == 1
+    goes_on = command(tmp_path, "--rows", "C-N2", "--steps", str(at + 3))
+    said = subprocess.run(goes_on, env=ENVIRONMENT, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert said.returncode == 0, said.stdout + said.stderr
+    (result,) = read_results(tmp_path / "out")
+    assert result["seconds"]["starts"] == 2 and result["log"][0]["step"] == 100  # the log of before was carried on
+    assert result["log"][-1]["step"] == result["training"]["steps"] == at + 3
+
+
+def test_a_failing_run_is_named_and_the_others_go_on(tmp_path, monkeypatch):
+    known = variations.read_task("toy", "toy", 5, 3)
+    facts = task_facts(known[2]["base"], 0, *known[:2])
+    folder = tmp_path / "work" / "base.seed0"
+    (folder / "step-00000003").mkdir(parents=True)  # a checkpoint that is none
+    with pytest.raises(ValueError, match=r"1 run\(s\) failed: base seed 0 \(.*none of its 1 checkpoints is whole.*\); start again"):
+        sweep("toy", tmp_path / "out", tmp_path / "work", "toy", ["base", "C-N2"], 1, ("cpu",), 5, 3, lambda line: None)
+    assert [result["row"] for result in read_results(tmp_path / "out")] == ["C-N2"]
+    assert finished_result(result_path(tmp_path / "out", "base", 0), facts) is None
+
+
+def test_two_processes_do_not_work_at_one_run(tmp_path):
+    corpus, tokenizer, known = variations.read_task("toy", "toy", 2, 3)
+    with variations.FileLock(tmp_path / "base.seed0.lock"), pytest.raises(ValueError, match="another process works at"):
+        variations.run_row(known["base"], 0, corpus, tokenizer, tmp_path / "out", tmp_path)
+    assert not (tmp_path / "out").exists()
+
+
+# --- the kept results ------------------------------------------------------------------------------------------------------
+
+
+def kept():
+    return read_results(RESULTS)
+
+
+def test_c29_kept_results_are_of_the_rows_as_the_code_has_them():
+    results = kept()
+    assert len(results) >= 20
+    sizes = {result["model"]["vocab_size"] for result in results}
+    assert len(sizes) == 1
+    known = {row.name: row for row in rows("multi30k", sizes.pop())}
+    assert {result["row"] for result in results} == set(known), "a row has no result"
+    for result in results:
+        row = known[result["row"]]
+        assert result["model"] == dataclasses.asdict(row.config), result["row"]
+        assert result["training"] == dataclasses.asdict(dataclasses.replace(row.training, seed=result["seed"])), result["row"]
+        assert result["parameters"] == formula(row.config) and result["decoding"] == variations.DECODING
+        assert result["log"][-1]["step"] == row.training.steps
+        assert result["perplexity"] == pytest.approx(math.exp(result["loss"])) == result["log"][-1]["valid_perplexity"]
+        assert result_path(RESULTS, result["row"], result["seed"]).is_file()
+        assert not re.search(r"/tmp|/home|/root|/work/", json.dumps(result))
+    assert len({(result["row"], result["seed"]) for result in results}) == len(results)
+    assert len({(result["data"], result["vocabulary"], result["bleu_signature"]) for result in results}) == 1
+
+
+def test_c25_smoothing_rows_are_repeated_and_their_verdict_follows_from_the_files():
+    lines, _ = compare(rows(), kept())
+    found = {line.row.name: line for line in lines}
+    assert found["base"].runs >= 2 and found["D-eps0.0"].runs >= 2
+    for metric in ("loss", "accuracy", "bleu"):
+        values = {name: [r[metric] for r in kept() if r["row"] == name] for name in ("base", "D-eps0.0")}
+        means = {name: sum(v) / len(v) for name, v in values.items()}
+        assert found["D-eps0.0"].difference[metric] == pytest.approx(means["D-eps0.0"] - means["base"])
+
+
+# --- lengths ---------------------------------------------------------------------------------------------------------------
+
+
+def test_c17_training_pairs_are_short_and_the_longer_ones_are_held_out():
+    corpus = load_corpus("toy")
+    short, buckets = length_buckets(corpus, 9, per_bucket=50)
+    lengths = side_lengths(corpus)
+    assert max(lengths[pair] for pair in short.train) == 9 == max(lengths[pair] for pair in short.valid)
+    assert set(short.train) == {pair for pair in corpus.train if lengths[pair] <= 9}
+    trained, words = set(short.train), WordTokenizer.fit(short.train)
+    assert max(buckets) > 9 >= min(buckets)
+    for length, pairs in buckets.items():
+        assert pairs and len(pairs) <= 50 and not trained & set(pairs)
+        assert all(lengths[pair] == length for pair in pairs)
+        assert all(3 not in side for pair in encode_pairs(pairs, words) for side in pair)  # no word that training never showed
+
+
+def test_c17_kept_lengths_are_of_this_code():
+    result = json.loads(LENGTHS.read_text())
+    _, buckets = length_buckets(load_corpus("toy"), result["longest"])
+    sizes = {length: len(pairs) for length, pairs in buckets.items()}
+    assert {run["positions"] for run in result["runs"]} == {"sinusoidal", "learned"}
+    assert result["command"].startswith("python -m annotated.variations lengths")
+    for run in result["runs"]:
+        assert {line["length"]: line["sentences"] for line in run["lengths"]} == sizes
+        assert all(0 <= line["bleu"] <= 100.001 and 0 <= line["accuracy"] <= 1 for line in run["lengths"])
+
+
+def test_c17_lengths_command_writes_both_kinds_of_positions(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(variations, "measure_lengths", lambda *a, **k: asked.append((a, k)) or [])
+    variations.main(["lengths", "--out", str(tmp_path / "l.json"), "--seeds", "2", "--steps", "3", "--longest", "7"])
+    assert asked == [((kind, seed, 7), {"steps": 3}) for seed in (0, 1) for kind in ("sinusoidal", "learned")]
+    kept = json.loads((tmp_path / "l.json").read_text())
+    assert kept["longest"] == 7 and len(kept["runs"]) == 4 and kept["training"]["steps"] == 3
+
+
+def test_row_is_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        PAPER["base"].name = "other"
+    assert isinstance(PAPER["base"], Row)
