@@ -262,15 +262,15 @@ def load_treebank(name, root=None):
         folder = data_root(root) / TREEBANKS[name] if name in TREEBANKS else Path(name).expanduser()
         files = {split: find_file(folder, f"{stem}.trees") for split, stem in (("train", "train"), ("valid", "dev"), ("test", "test"))}
         if None in files.values():
-            known = f" (treebanks with a name: toy, {', '.join(TREEBANKS)})" if name not in TREEBANKS else ""
-            raise FileNotFoundError(f"{folder} does not hold train.trees, dev.trees and test.trees, one bracketed tree a line, plain, .gz or "
-                                    f".xz: put them there, or name the folder above it in ANNOTATED_DATA{known}")
+            raise FileNotFoundError(f"{folder} does not hold train.trees, dev.trees and test.trees (one bracketed tree a line, plain, .gz or "
+                                    ".xz): put them there, or name the folder that holds treebank-… in ANNOTATED_DATA; treebanks with a "
+                                    f"name: toy, {', '.join(TREEBANKS)}")
         splits = {split: read_trees(path) for split, path in files.items()}
     splits = {split: [tree for tree in map(stripped, trees) if tree] for split, trees in splits.items()}
     for split in ("train", "valid", "test"):
         if not splits[split]:
             raise ValueError(f"treebank {name}: {split} holds no tree")
-    return Treebank(str(name), **splits)
+    return Treebank(Path(name).name, **splits)
 
 # %% ../notebooks/22_constituency_parsing.ipynb #4c3c3532
 ENDINGS = ("tion", "sion", "ment", "ness", "able", "ible", "ing", "ity", "ies", "ous", "ive", "est", "ed", "er", "ly", "al", "ic", "s", "y")
@@ -436,12 +436,14 @@ def right_branching(trees):
 
     def parse(words):
         """The right-branching tree of a sentence of at least one word."""
-        children = ()
+        children, counted = (), 0
         for word in reversed(words):
-            children = (Tree(LEAF, (word,)), *children)
-            if any(map(str.isalnum, word)) and len(children) > 1:
+            children, real = (Tree(LEAF, (word,)), *children), any(map(str.isalnum, word))
+            counted += real
+            if real and counted > 1:
                 children = (Tree(label, children),)
-        return Tree(root, children[0].children if len(children) == 1 and not children[0].is_leaf else children)
+        *front, last = children  # the outermost bracket, if there is one, becomes the root
+        return Tree(root, (*front, *((last,) if last.is_leaf else last.children)))
 
     return parse
 
@@ -553,8 +555,8 @@ def build_parser():
     add("--extra", type=int, default=300, metavar="N", help="symbols allowed beyond the length of the input (default 300, the paper's)")
     add("--sentences", type=int, metavar="N", help="score the first N test sentences only")
     add("--device", default="cpu", help="cpu (the default), cuda, cuda:1, mps …")
-    for config_class, names in ((TransformerConfig, "N d_model d_ff h dropout"),
-                                (TrainingConfig, "steps max_tokens warmup factor label_smoothing validate_every save_every precision seed")):
+    training = "steps max_tokens warmup factor label_smoothing validate_every save_every precision seed"
+    for config_class, names in ((TransformerConfig, "N d_model d_ff h dropout"), (TrainingConfig, training)):
         group = parser.add_argument_group(f"{config_class.__name__}: in place of the preset's")
         for name in names.split():
             kind = config_class.__dataclass_fields__[name].type
