@@ -90,8 +90,8 @@ def parse_tree(text):
         if not opened and (tree is not None or piece != "("):
             raise ValueError(f"{' '.join(pieces[place:place + 4])!r} stands outside the brackets of the tree")
         if piece == "(":
-            if len(opened) == MAX_DEPTH:
-                raise ValueError(f"more than {MAX_DEPTH} brackets are open at once")
+            if len(opened) == MAX_DEPTH + 2:  # the outermost may be a root that says nothing, the innermost holds a word
+                raise ValueError(f"more than {MAX_DEPTH + 2} brackets are open at once")
             opened.append(["", []])  # label, children
         elif piece == ")":
             node = _closed(*opened.pop())
@@ -531,9 +531,9 @@ PRESETS = {  # name: (fields of TransformerConfig, TrainingConfig, copies, words
     "toy": ({"N": 2, "d_model": 128, "d_ff": 256, "h": 4},
             TrainingConfig(steps=900, max_tokens=1536, warmup=300, factor=0.6, validate_every=150, save_every=150), 1, 1),
     "gum": ({"N": 3, "d_model": 128, "d_ff": 512, "h": 4, "dropout": 0.2},
-            TrainingConfig(steps=4000, max_tokens=2048, warmup=800, validate_every=400, save_every=200, precision="bf16"), 10, 2),
+            TrainingConfig(steps=2000, max_tokens=2048, warmup=500, factor=0.5, validate_every=200, save_every=100, precision="bf16"), 10, 2),
     "craft": ({"N": 3, "d_model": 128, "d_ff": 512, "h": 4},
-              TrainingConfig(steps=5000, max_tokens=2048, warmup=800, validate_every=500, save_every=200, precision="bf16"), 2, 3),
+              TrainingConfig(steps=2000, max_tokens=2048, warmup=500, factor=0.5, validate_every=200, save_every=100, precision="bf16"), 2, 4),
 }
 
 
@@ -570,7 +570,7 @@ def _chosen(options, config_class):
 
 
 def _train_as_told(options, treebank, folder, device):
-    """Train as the parsed options say and save the model in `folder`; checkpoints lie beside it until it is done."""
+    """Train as the parsed options say and save the model in `folder`; the checkpoints lie beside it."""
     preset = options["preset"] or (options["treebank"] if options["treebank"] in PRESETS else "gum")
     fields_, training_config, copies, rare = PRESETS[preset]
     copies, rare = options["copies"] or copies, options["min_frequency"] or rare

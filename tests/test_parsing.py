@@ -275,7 +275,8 @@ def test_unlabelled():
 
 @pytest.mark.parametrize("predicted, gold, message", [
     ([], [], "0 predicted and 0 gold"), ([None], [None, None], "1 predicted and 2 gold"), ([None], [None], r"gold\[0\] is no tree"),
-    ([None], [Tree("NP", (Tree("-NONE-", ("*",)),))], r"gold\[0\] is no tree"), ([None], [Tree("TOP", (Tree("NN", ("a",)),))], "no bracket"),
+    ([None], [Tree("NP", (Tree("-NONE-", ("*",)),))], r"gold\[0\] is no tree"),
+    ([None], [Tree("TOP", (Tree("NN", ("a",)),))], "no bracket"),
 ])
 def test_bad_input_to_the_score(predicted, gold, message):
     with pytest.raises(ValueError, match=message):
@@ -321,7 +322,7 @@ def test_score_equals_a_count_by_another_library(name):
 
 
 def test_right_branching_by_hand():
-    parse = right_branching([parse_tree(DOG)])  # VP and NP end with the sentence and hold more than a word, once each: the outer comes first
+    parse = right_branching([parse_tree(DOG)])  # VP and NP end with the sentence, once each: the outer one is counted first
     assert str(parse("a b , c .".split())) == "(S (XX a) (VP (XX b) (XX ,) (XX c) (XX .)))"
     assert str(parse(["a"])) == "(S (XX a))" and str(parse(["."])) == "(S (XX .))"
     assert str(parse("a b c".split())) == "(S (XX a) (VP (XX b) (XX c)))"
@@ -363,7 +364,7 @@ def test_rare_and_unknown_words_become_signatures():
     walking, unseen = vocabulary.encode_words(["walking", "zilking"])
     assert walking == unseen != vocabulary.encode_words(["dog"])[0]
     assert vocabulary.encode_words(["42%"]) == [3]  # a signature that training never showed
-    assert signature("BRCA-2") == "unknown caps digit hyphen" and signature("Cats") == "unknown capital -s" and signature("is") == "unknown letters"
+    assert [signature(word) for word in ("BRCA-2", "Cats", "is")] == ["unknown caps digit hyphen", "unknown capital -s", "unknown letters"]
 
 
 def test_copies_hide_rare_words_and_nothing_else():
@@ -395,7 +396,8 @@ def test_toy_is_the_english_side_of_the_corpus():
 
 
 def test_a_folder_or_a_name(tmp_path, monkeypatch):
-    texts = {"train": "( (S (NP-SBJ (NN a)) (VP (VB b) (NP (-NONE- *)))))\n( (-NONE- *))\n", "dev": "(NP (NN a))\n", "test": "(NP (NN b))\n"}
+    train = "( (S (NP-SBJ (NN a)) (VP (VB b) (NP (-NONE- *)))))\n( (-NONE- *))\n"
+    texts = {"train": train, "dev": "(NP (NN a))\n", "test": "(NP (NN b))\n"}
     write_treebank(tmp_path / "treebank-gum-cc-by", texts)
     monkeypatch.setenv("ANNOTATED_DATA", str(tmp_path))
     for found in (load_treebank("gum"), load_treebank("gum", tmp_path), load_treebank(tmp_path / "treebank-gum-cc-by")):
@@ -403,7 +405,7 @@ def test_a_folder_or_a_name(tmp_path, monkeypatch):
 
 
 def test_missing_files_are_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"treebank-craft-open does not hold train\.trees, dev\.trees and test\.trees.*ANNOTATED_DATA"):
+    with pytest.raises(FileNotFoundError, match=r"craft-open does not hold train\.trees, dev\.trees and test\.trees.*ANNOTATED_DATA"):
         load_treebank("craft", tmp_path)
     with pytest.raises(FileNotFoundError, match="treebanks with a name: toy, gum, craft"):
         load_treebank("nonesuch")
@@ -469,12 +471,14 @@ def test_trees_too_long_for_a_batch_are_left_out():
     treebank = Treebank("x", [*TOY[:4], long], [TOY[4], long], TOY[:1])
     vocabulary = ParsingVocabulary.fit(treebank.train)
     config = TransformerConfig(len(vocabulary), N=1, d_model=8, d_ff=8, h=1)
-    _, _, left_out = train_parser(treebank, vocabulary, config, TrainingConfig(steps=1, max_tokens=60, validate_every=1), show_progress=False)
+    training = TrainingConfig(steps=1, max_tokens=60, validate_every=1)
+    _, _, left_out = train_parser(treebank, vocabulary, config, training, show_progress=False)
     assert left_out == 1
 
 
 def test_command_trains_scores_and_writes(tmp_path, capsys):
-    write_treebank(tmp_path / "own", {"train": "".join(f"{tree}\n" for tree in TOY[:40]), "dev": f"{TOY[40]}\n", "test": f"{TOY[41]}\n{TOY[42]}\n"})
+    texts = {"train": "".join(f"{tree}\n" for tree in TOY[:40]), "dev": f"{TOY[40]}\n", "test": f"{TOY[41]}\n{TOY[42]}\n"}
+    write_treebank(tmp_path / "own", texts)
     model, results, trees = tmp_path / "model", tmp_path / "results.json", tmp_path / "parsed.trees"
     small = "--N 1 --d_model 16 --d_ff 16 --h 2 --steps 4 --save_every 2 --copies 2 --precision fp32 --average 2 --extra 5 --beam 2".split()
     command = [str(tmp_path / "own"), "--out", str(model), "--results", str(results), "--trees", str(trees), *small]
