@@ -426,9 +426,9 @@ def overfitted():
     vocabulary = ParsingVocabulary.fit(SMALL.train)
     few = Treebank("few", TOY[:6], TOY[:6], TOY[:6])
     config = TransformerConfig(len(vocabulary), N=1, d_model=64, d_ff=128, h=2, dropout=0.0)
-    training = TrainingConfig(steps=140, max_tokens=400, warmup=60, factor=1.0, validate_every=140, label_smoothing=0.0)
+    training = TrainingConfig(steps=180, max_tokens=400, warmup=50, factor=0.25, validate_every=180, label_smoothing=0.0)
     model, log, left_out = train_parser(few, vocabulary, config, training, show_progress=False)
-    assert left_out == 0 and log[-1]["step"] == 140
+    assert left_out == 0 and log[-1]["step"] == 180
     return model, vocabulary
 
 
@@ -449,10 +449,17 @@ def test_sentences_keep_their_order_and_their_own_words(overfitted):
     assert parse_sentences(model, vocabulary, []) == []
 
 
-def test_paper_settings_are_the_defaults(overfitted, monkeypatch):
+@pytest.fixture
+def untrained():
+    """A parser that has learned nothing."""
+    vocabulary = ParsingVocabulary.fit(SMALL.train)
+    return Transformer(TransformerConfig(len(vocabulary), N=1, d_model=8, d_ff=8, h=1)), vocabulary
+
+
+def test_paper_settings_are_the_defaults(untrained, monkeypatch):
     seen = []
     monkeypatch.setattr(parsing, "beam_search", lambda model, source, *settings: seen.append(settings) or [[([5], 0.0)]] * len(source))
-    found = parse_sentences(*overfitted, [["a", "b"]])
+    found = parse_sentences(*untrained, [["a", "b"]])
     assert seen == [(21, 0.3, 300)] and not found[0]
     options = parsing.build_parser().parse_args(["gum", "--out", "x"])
     assert (options.beam, options.alpha, options.extra) == (21, 0.3, 300)
@@ -461,9 +468,9 @@ def test_paper_settings_are_the_defaults(overfitted, monkeypatch):
 @pytest.mark.parametrize("sentences, error, message", [
     (["a dog"], TypeError, r"sentences\[0\] is one string"), ([["a"], []], ValueError, r"sentences\[1\] has no word"),
 ])
-def test_bad_sentences(overfitted, sentences, error, message):
+def test_bad_sentences(untrained, sentences, error, message):
     with pytest.raises(error, match=message):
-        parse_sentences(*overfitted, sentences)
+        parse_sentences(*untrained, sentences)
 
 
 def test_trees_too_long_for_a_batch_are_left_out():
