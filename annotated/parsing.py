@@ -528,8 +528,8 @@ def parsing_scores(model, vocabulary, treebank, beam=21, alpha=0.3, extra=300, s
 
 # %% ../notebooks/22_constituency_parsing.ipynb #9f4680c6
 PRESETS = {  # name: (fields of TransformerConfig, TrainingConfig, copies, words rarer than this are signatures)
-    "toy": ({"N": 2, "d_model": 128, "d_ff": 256, "h": 4},
-            TrainingConfig(steps=900, max_tokens=1536, warmup=300, factor=0.5, validate_every=150, save_every=150), 1, 1),
+    "toy": ({"N": 2, "d_model": 128, "d_ff": 256, "h": 4, "dropout": 0.0},
+            TrainingConfig(steps=3300, max_tokens=1024, warmup=300, factor=0.5, validate_every=300, save_every=300), 1, 1),
     "gum": ({"N": 3, "d_model": 128, "d_ff": 512, "h": 4, "dropout": 0.2},
             TrainingConfig(steps=2000, max_tokens=2048, warmup=500, factor=0.5, validate_every=200, save_every=100, precision="bf16"), 10, 2),
     "craft": ({"N": 3, "d_model": 128, "d_ff": 512, "h": 4},
