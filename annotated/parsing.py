@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['MAX_DEPTH', 'ROOTS', 'LEAF', 'TREEBANKS', 'ENDINGS', 'PUNCTUATION', 'EQUAL_LABELS', 'PRESETS', 'Tree', 'parse_tree',
            'read_trees', 'bare_label', 'stripped', 'linearize', 'Malformed', 'delinearize', 'Treebank', 'load_treebank',
-           'signature', 'ParsingVocabulary', 'tree_pairs', 'phrases', 'brackets', 'BracketScore', 'bracket_f1',
-           'right_branching', 'nearest_copy', 'parse_sentences', 'train_parser', 'parsing_scores', 'build_parser',
-           'machine', 'main']
+           'signature', 'ParsingVocabulary', 'inner_phrases', 'tree_pairs', 'phrases', 'brackets', 'BracketScore',
+           'bracket_f1', 'right_branching', 'nearest_copy', 'parse_sentences', 'train_parser', 'parsing_scores',
+           'build_parser', 'machine', 'main']
 
 # %% ../notebooks/22_constituency_parsing.ipynb #0a4a9e54
 import argparse
@@ -160,16 +160,16 @@ def stripped(tree):
     return Tree("TOP", tree.children) if tree.label in ROOTS else tree
 
 # %% ../notebooks/22_constituency_parsing.ipynb #e02dac49
-LEAF = "XX"  # what every word becomes in the output
+LEAF = "XX"  # what every word becomes in the output, unless it becomes its tag
 
 
-def linearize(tree):
-    """A tree as a list of symbols: "(LABEL", one LEAF for each word whatever its tag, ")LABEL" (6.3)."""
+def linearize(tree, tags=False):
+    """A tree as a list of symbols: "(LABEL", one LEAF for each word (with `tags`: its tag), ")LABEL" (6.3)."""
     if tree.is_leaf:
-        return [LEAF]
+        return [tree.label if tags else LEAF]
     symbols = [f"({tree.label}"]
     for child in tree.children:
-        symbols += linearize(child)
+        symbols += linearize(child, tags)
     return [*symbols, f"){tree.label}"]
 
 # %% ../notebooks/22_constituency_parsing.ipynb #f34b38ee
@@ -183,13 +183,13 @@ class Malformed:
         return False
 
 
-def _node_of(symbol, opened, words):
+def _node_of(symbol, opened, words, tags):
     """The node that a symbol completes, None if it opens a bracket, or `Malformed`. Takes words from the iterator `words`."""
-    if symbol == LEAF:
+    if symbol == LEAF or symbol in tags:
         word = next(words, None)
         if word is None:
             return Malformed("more leaves than words")
-        return word if isinstance(word, Tree) else Tree(LEAF, (word,))
+        return word if isinstance(word, Tree) else Tree(symbol, (word,))
     if symbol.startswith("("):
         opened.append((symbol[1:], []))
         return None if len(opened) <= MAX_DEPTH else Malformed(f"more than {MAX_DEPTH} brackets are open at once")
@@ -201,16 +201,17 @@ def _node_of(symbol, opened, words):
     return Tree(label, tuple(children)) if children else Malformed(f"({label} is empty")
 
 
-def delinearize(tokens, words):
+def delinearize(tokens, words, tags=()):
     """The tree that the symbols write, with the words put back; a `Malformed` if they write none. Raises nothing (6.3).
 
-    words: strings, which get the tag LEAF, or leaves with their tags: delinearize(linearize(tree), tree.leaves()) == tree.
+    words: strings, or leaves with their tags: delinearize(linearize(tree), tree.leaves()) == tree. tags: the symbols that stand
+    for a word beside LEAF; a string gets the symbol that stands for it as its tag.
     """
     words, opened, tree = iter(list(words)), [], None
     for symbol in map(str, tokens):
         if tree is not None:
             return Malformed(f"{symbol} follows after the end of the tree")
-        node = _node_of(symbol, opened, words)
+        node = _node_of(symbol, opened, words, tags)
         if isinstance(node, Malformed):
             return node
         if node is not None and opened:
@@ -290,17 +291,23 @@ class ParsingVocabulary:
     def __init__(self, symbols, words):
         self.symbols, self.words = list(symbols), list(words)
         self.table = [*SPECIAL_PIECES, *self.symbols, *self.words]
+        self.leaves = {symbol for symbol in self.symbols if symbol[:1] not in ("(", ")")}  # those that stand for a word
+        self.tags = self.leaves != {LEAF}
         first = len(SPECIAL_PIECES)
         self.symbol_ids = {symbol: index for index, symbol in enumerate(self.symbols, first)}
         self.word_ids = {word: index for index, word in enumerate(self.words, first + len(self.symbols))}
 
     @classmethod
-    def fit(cls, trees, min_frequency=1):
-        """The symbols of the training trees, their words that occur `min_frequency` times or more, the signatures of all."""
+    def fit(cls, trees, min_frequency=1, tags=False):
+        """The symbols of the training trees, their words that occur `min_frequency` times or more, the signatures of all.
+
+        tags: the leaves are tags, as in `linearize`.
+        """
         counts = Counter(word for tree in trees for word in tree.words)
         labels = sorted({symbol[1:] for tree in trees for symbol in linearize(tree) if symbol[0] == "("})
         words = sorted((word for word, count in counts.items() if count >= min_frequency), key=lambda word: (-counts[word], word))
-        symbols = [LEAF, *(bracket + label for label in labels for bracket in "()")]
+        leaves = sorted({leaf.label for tree in trees for leaf in tree.leaves()}) if tags else [LEAF]
+        symbols = [*leaves, *(bracket + label for label in labels for bracket in "()")]
         return cls(symbols, [*sorted(set(map(signature, counts))), *words])
 
     def __len__(self):
@@ -311,8 +318,8 @@ class ParsingVocabulary:
         return [self.word_ids.get(word) or self.word_ids.get(signature(word), UNKNOWN) for word in words]
 
     def encode_tree(self, tree):
-        """The ids of the symbols of a tree; a label that training never saw is UNKNOWN."""
-        return [self.symbol_ids.get(symbol, UNKNOWN) for symbol in linearize(tree)]
+        """The ids of the symbols of a tree; a label or tag that training never saw is UNKNOWN."""
+        return [self.symbol_ids.get(symbol, UNKNOWN) for symbol in linearize(tree, self.tags)]
 
     def symbols_of(self, ids):
         """The symbols of ids. An id that is no symbol but a word is written so that it cannot be taken for one."""
@@ -320,16 +327,34 @@ class ParsingVocabulary:
         return [self.table[index] if index < last else f"word {self.table[index]}" for index in ids]
 
 # %% ../notebooks/22_constituency_parsing.ipynb #152c34ce
-def tree_pairs(trees, vocabulary, copies=1, seed=0):
-    """(ids of the words, ids of the symbols) for each tree; with `copies` above 1 further ones with rare words hidden."""
+def inner_phrases(tree):
+    """The phrases of two words or more inside a tree, as trees; of those over the same words only the outermost."""
+    found, waiting = [], [tree]
+    while waiting:
+        node = waiting.pop()
+        inner = [child for child in node.children if not child.is_leaf]
+        waiting.extend(inner)
+        if len(node.children) > 1:
+            found.extend(child for child in inner if len(child.words) > 1)
+    return found
+
+
+def tree_pairs(trees, vocabulary, copies=1, seed=0, parts=False):
+    """(ids of the words, ids of the symbols) for each tree; with `copies` above 1 further ones with rare words hidden.
+
+    parts: one more pair, with rare words hidden, for each different phrase inside the trees.
+    """
     counts, draw = Counter(word for tree in trees for word in tree.words), random.Random(seed).random
-    sentences = [tree.words for tree in trees]
-    targets = [vocabulary.encode_tree(tree) for tree in trees]
-    pairs = list(zip(map(vocabulary.encode_words, sentences), targets, strict=True))
+
+    def hidden(words):
+        return [signature(word) if draw() < 1 / (1 + counts[word]) else word for word in words]
+
+    known = [(tree.words, vocabulary.encode_tree(tree)) for tree in trees]
+    pairs = [(vocabulary.encode_words(words), target) for words, target in known]
     for _ in range(copies - 1):
-        for words, target in zip(sentences, targets, strict=True):
-            hidden = [signature(word) if draw() < 1 / (1 + counts[word]) else word for word in words]
-            pairs.append((vocabulary.encode_words(hidden), target))
+        pairs += [(vocabulary.encode_words(hidden(words)), target) for words, target in known]
+    for part in dict.fromkeys(part for tree in trees for part in inner_phrases(tree)) if parts else ():
+        pairs.append((vocabulary.encode_words(hidden(part.words)), vocabulary.encode_tree(part)))
     return pairs
 
 # %% ../notebooks/22_constituency_parsing.ipynb #29b2d605
@@ -491,49 +516,59 @@ def parse_sentences(model, vocabulary, sentences, beam=21, alpha=0.3, extra=300,
         found = (greedy_decode(model, source, extra) if beam == 1 else
                  [best[0][0] for best in beam_search(model, source, beam, alpha, extra)])
         for i, ids in zip(batch, found, strict=True):
-            trees[i] = delinearize(vocabulary.symbols_of(ids), sentences[i])
+            trees[i] = delinearize(vocabulary.symbols_of(ids), sentences[i], vocabulary.leaves)
     return trees
 
 # %% ../notebooks/22_constituency_parsing.ipynb #009e35a0
-def train_parser(treebank, vocabulary, model_config, training_config, copies=1, show_progress=True, run_folder=None, device="cpu"):
+def train_parser(treebank, vocabulary, model_config, training_config, copies=1, parts=False, show_progress=True, run_folder=None,
+                 device="cpu"):
     """Build a `Transformer`, train it on a treebank, and return (model, log, number of training trees left out as too long).
 
-    copies: as in `tree_pairs`. run_folder: for checkpoints, as in `train`; the run goes on from the newest there.
+    copies, parts: as in `tree_pairs`. run_folder: for checkpoints, as in `train`; the run goes on from the newest there.
     """
     room = training_config.max_tokens
     splits = [[tree for tree in trees if len(linearize(tree)) < room] for trees in (treebank.train, treebank.valid)]
     seed = training_config.seed
-    pairs = tree_pairs(splits[0], vocabulary, copies, seed), tree_pairs(splits[1], vocabulary)
+    pairs = tree_pairs(splits[0], vocabulary, copies, seed, parts), tree_pairs(splits[1], vocabulary)
     torch.manual_seed(seed)
     model = Transformer(model_config).to(device)
     log = train(model, *pairs, training_config, show_progress, run_folder)
     return model, log, len(treebank.train) - len(splits[0])
 
 # %% ../notebooks/22_constituency_parsing.ipynb #49f049dd
-def parsing_scores(model, vocabulary, treebank, beam=21, alpha=0.3, extra=300, sentences=None, show_progress=False):
-    """Score both baselines and the model on the test trees: ({name: `BracketScore`}, the trees of the beam search).
+def parsing_scores(model, vocabulary, treebank, beam=21, alpha=0.3, extra=300, sentences=None, beam_sentences=None, show_progress=False):
+    """Score both baselines and the model on the test trees: ({name: `BracketScore`}, the trees of the last row).
 
-    sentences: score the first so many only. The rows: right-branching, nearest copy, greedy, and "beam 21" (unless beam is 1).
+    sentences: score the first so many only. beam_sentences: search with the beam for the first so many only, which are then
+    scored by greedy decoding on their own too. The rows: right-branching, nearest copy, greedy, "beam 21" (unless beam is 1).
     """
     gold = treebank.test[:sentences]
     words = [tree.words for tree in gold]
     rows = {}
     for name, parser in (("right-branching", right_branching(treebank.train)), ("nearest copy", nearest_copy(treebank.train))):
         rows[name] = bracket_f1([parser(sentence) for sentence in words], gold)
-    trees = []
-    for width in sorted({1, beam}):
-        trees = parse_sentences(model, vocabulary, words, width, alpha, extra, show_progress=show_progress)
-        rows["greedy" if width == 1 else f"beam {width}"] = bracket_f1(trees, gold)
+    trees = parse_sentences(model, vocabulary, words, 1, alpha, extra, show_progress=show_progress)
+    rows["greedy"] = bracket_f1(trees, gold)
+    if beam > 1:
+        n, few = beam_sentences, ""
+        if n is not None and n < len(gold):
+            few = f", first {n}"
+            rows[f"greedy{few}"] = bracket_f1(trees[:n], gold[:n])
+        trees = parse_sentences(model, vocabulary, words[:n], beam, alpha, extra, show_progress=show_progress)
+        rows[f"beam {beam}{few}"] = bracket_f1(trees, gold[:n])
     return rows, trees
 
 # %% ../notebooks/22_constituency_parsing.ipynb #9f4680c6
-PRESETS = {  # name: (fields of TransformerConfig, TrainingConfig, copies, words rarer than this are signatures)
+PRESETS = {  # name: (fields of TransformerConfig, TrainingConfig, what to train on)
     "toy": ({"N": 2, "d_model": 128, "d_ff": 256, "h": 4, "dropout": 0.0},
-            TrainingConfig(steps=3300, max_tokens=1024, warmup=300, factor=0.5, validate_every=300, save_every=300), 1, 1),
+            TrainingConfig(steps=1800, max_tokens=1024, warmup=300, factor=0.5, validate_every=200, save_every=300),
+            {"copies": 1, "min_frequency": 1, "tags": True, "parts": False}),
     "gum": ({"N": 3, "d_model": 128, "d_ff": 512, "h": 4, "dropout": 0.2},
-            TrainingConfig(steps=2000, max_tokens=2048, warmup=500, factor=0.5, validate_every=200, save_every=100, precision="bf16"), 10, 2),
-    "craft": ({"N": 3, "d_model": 128, "d_ff": 512, "h": 4},
-              TrainingConfig(steps=2000, max_tokens=2048, warmup=500, factor=0.5, validate_every=200, save_every=100, precision="bf16"), 2, 4),
+            TrainingConfig(steps=6000, max_tokens=2048, warmup=500, factor=0.5, validate_every=500, save_every=100, precision="bf16"),
+            {"copies": 10, "min_frequency": 2, "tags": True, "parts": True}),
+    "craft": ({"N": 3, "d_model": 128, "d_ff": 512, "h": 4, "dropout": 0.1},
+              TrainingConfig(steps=6000, max_tokens=2048, warmup=500, factor=0.5, validate_every=500, save_every=100, precision="bf16"),
+              {"copies": 2, "min_frequency": 4, "tags": True, "parts": False}),
 }
 
 
@@ -549,11 +584,14 @@ def build_parser():
     add("--preset", choices=PRESETS, help="sizes and schedule to start from (the treebank's own; gum for a folder)")
     add("--copies", type=int, metavar="N", help="copies of the training set, in all but the first rare words are hidden at random")
     add("--min_frequency", type=int, metavar="N", help="words rarer than this in the training set become signatures")
+    add("--tags", action=argparse.BooleanOptionalAction, help="the leaves of the output are tags, not all XX")
+    add("--parts", action=argparse.BooleanOptionalAction, help="train on the phrases inside the training trees too")
     add("--average", type=int, default=5, metavar="N", help="the model is the mean of the last N checkpoints (default 5)")
     add("--beam", type=int, default=21, metavar="N", help="(default 21, the paper's)")
     add("--alpha", type=float, default=0.3, metavar="A", help="length penalty (default 0.3, the paper's)")
     add("--extra", type=int, default=300, metavar="N", help="symbols allowed beyond the length of the input (default 300, the paper's)")
     add("--sentences", type=int, metavar="N", help="score the first N test sentences only")
+    add("--beam_sentences", type=int, metavar="N", help="search with the beam for the first N of them only")
     add("--device", default="cpu", help="cpu (the default), cuda, cuda:1, mps …")
     training = "steps max_tokens warmup factor label_smoothing validate_every save_every precision seed"
     for config_class, names in ((TransformerConfig, "N d_model d_ff h dropout"), (TrainingConfig, training)):
@@ -572,19 +610,20 @@ def _chosen(options, config_class):
 def _train_as_told(options, treebank, folder, device):
     """Train as the parsed options say and save the model in `folder`; the checkpoints lie beside it."""
     preset = options["preset"] or (options["treebank"] if options["treebank"] in PRESETS else "gum")
-    fields_, training_config, copies, rare = PRESETS[preset]
-    copies, rare = options["copies"] or copies, options["min_frequency"] or rare
+    fields_, training_config, pairs = PRESETS[preset]
+    pairs = {name: value if options[name] is None else options[name] for name, value in pairs.items()}
     training_config = TrainingConfig(**{**asdict(training_config), **_chosen(options, TrainingConfig)})
-    vocabulary = ParsingVocabulary.fit(treebank.train, rare)
+    vocabulary = ParsingVocabulary.fit(treebank.train, pairs["min_frequency"], pairs["tags"])
     config = TransformerConfig(len(vocabulary), **{**fields_, **_chosen(options, TransformerConfig)})
-    print(treebank, config, training_config, sep="\n", flush=True)
+    print(treebank, config, training_config, pairs, sep="\n", flush=True)
     run, start = folder.with_name(folder.name + "-checkpoints"), time.time()
-    model, log, left_out = train_parser(treebank, vocabulary, config, training_config, copies, run_folder=run, device=device)
+    model, log, left_out = train_parser(treebank, vocabulary, config, training_config, pairs["copies"], pairs["parts"],
+                                        run_folder=run, device=device)
     last = run_checkpoints(run)[-options["average"]:]
     if last:
         model.load_state_dict(average_checkpoints(last))
     seconds = {"wall": round(time.time() - start), "processor": round(time.process_time())}
-    save_checkpoint(folder, model, treebank=treebank.name, training=asdict(training_config), copies=copies, min_frequency=rare,
+    save_checkpoint(folder, model, treebank=treebank.name, training=asdict(training_config), pairs=pairs,
                     left_out=left_out, averaged=[path.name for path in last], seconds=seconds, log=log,
                     vocabulary={"symbols": vocabulary.symbols, "words": vocabulary.words})
 
@@ -603,11 +642,11 @@ def _score_as_told(options, treebank, folder, device, command):
     if saved.info.get("treebank") != treebank.name:
         raise ValueError(f"{folder} holds no parser of the treebank {treebank.name}: give --out another folder")
     vocabulary = ParsingVocabulary(**saved.info["vocabulary"])
-    how = {name: options[name] for name in ("beam", "alpha", "extra", "sentences")}
+    how = {name: options[name] for name in ("beam", "alpha", "extra", "sentences", "beam_sentences")}
     rows, trees = parsing_scores(saved.model, vocabulary, treebank, **how, show_progress=True)
     for name, score in rows.items():
         print(f"{name:16} {score}")
-    facts = {name: saved.info[name] for name in ("training", "copies", "min_frequency", "left_out", "averaged", "seconds", "log")}
+    facts = {name: saved.info[name] for name in ("training", "pairs", "left_out", "averaged", "seconds", "log")}
     result = {
         "claim": "C30", "data": f"{treebank}; scored on test" + (f", its first {how['sentences']}" if how["sentences"] else ""),
         "treebank": treebank.name, "seed": saved.info["training"]["seed"], "machine": machine(), "command": command,

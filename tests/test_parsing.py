@@ -80,11 +80,14 @@ def test_round_trip_through_symbols(tree):
     assert symbols.count(LEAF) == len(tree.words)
     again = delinearize(symbols, tree.words)
     assert again.words == tree.words and {leaf.label for leaf in again.leaves()} == {LEAF} and linearize(again) == symbols
+    tagged = linearize(tree, tags=True)
+    assert delinearize(tagged, tree.words, {leaf.label for leaf in tree.leaves()}) == tree and len(tagged) == len(symbols)
 
 
 def test_linearised_by_hand():
     tree = parse_tree(DOG)
     assert " ".join(linearize(tree)) == "(S (NP XX XX )NP (VP XX (NP XX XX XX )NP )VP XX )S"
+    assert " ".join(linearize(tree, tags=True)) == "(S (NP DT NN )NP (VP VBZ (NP DT JJ NN )NP )VP . )S"
     assert tree.words == "The dog sees the old house .".split()
     assert [leaf.label for leaf in tree.leaves()] == "DT NN VBZ DT JJ NN .".split()
 
@@ -102,6 +105,7 @@ def test_round_trip_over_real_trees(name):
     for tree in some:
         clean = stripped(tree)
         assert delinearize(linearize(clean), clean.leaves()) == clean == parse_tree(str(clean)) == stripped(clean)
+        assert delinearize(linearize(clean, tags=True), clean.words, {leaf.label for leaf in clean.leaves()}) == clean
         assert clean.words == [leaf.children[0] for leaf in tree.leaves() if leaf.label != "-NONE-"]
         assert not [label for label, _, _ in phrases(clean) if re.search(r"[-=]", label)]
 
@@ -184,6 +188,14 @@ def test_nothing_but_traces_is_nothing():
 def test_malformed_output_gives_a_reason(symbols, reason):
     found = delinearize(symbols.split(), ["dogs", "sleep"])
     assert isinstance(found, Malformed) and not found and re.search(reason, found.reason)
+
+
+def test_only_tags_that_are_named_are_leaves():
+    words = ["dogs", "sleep"]
+    assert str(delinearize("(S NN VB )S".split(), words, {"NN", "VB"})) == "(S (NN dogs) (VB sleep))"
+    assert str(delinearize("(S NN XX )S".split(), words, {"NN"})) == "(S (NN dogs) (XX sleep))"
+    assert delinearize("(S NN VB )S".split(), words, {"NN"}).reason == "'VB' is no bracket and no leaf"
+    assert delinearize("(S NN NN NN )S".split(), words, {"NN"}).reason == "more leaves than words"
 
 
 @settings(deadline=None, max_examples=150)
@@ -357,6 +369,29 @@ def test_words_are_not_mistaken_for_symbols():
     assert min(*ids, *vocabulary.encode_tree(tree)) > 3 and len(vocabulary) == 1 + max(ids)
 
 
+def test_a_vocabulary_of_tags_is_kept_with_its_symbols():
+    tree = parse_tree(DOG)
+    plain, tagged = ParsingVocabulary.fit([tree]), ParsingVocabulary.fit([tree], tags=True)
+    assert plain.leaves == {LEAF} and tagged.leaves == {"DT", "NN", "VBZ", "JJ", "."} and tagged.tags and not plain.tags
+    again = ParsingVocabulary(tagged.symbols, tagged.words)
+    ids = again.encode_tree(tree)
+    assert again.symbols_of(ids) == linearize(tree, tags=True) and 3 not in ids
+    assert delinearize(again.symbols_of(ids), tree.words, again.leaves) == tree
+    unseen = again.encode_tree(parse_tree("(NP (CD two))"))
+    assert unseen[1] == 3 and not delinearize(again.symbols_of(unseen), ["two"], again.leaves)
+
+
+def test_phrases_to_train_on():
+    tree = parse_tree(DOG)
+    assert list(map(str, parsing.inner_phrases(tree)))[:1] == ["(NP (DT The) (NN dog))"] and len(parsing.inner_phrases(tree)) == 3
+    chain = parse_tree("(S (VP (VP (VB a) (NP (NN b) (NN c)))))")  # the outer VP is over the same words as the sentence
+    assert list(map(str, parsing.inner_phrases(chain))) == ["(NP (NN b) (NN c))"]
+    vocabulary = ParsingVocabulary.fit([tree])
+    pairs = tree_pairs([tree, tree], vocabulary, copies=2, parts=True)
+    assert len(pairs) == 4 + 3 and [target for _, target in pairs[4:]] == list(map(vocabulary.encode_tree, parsing.inner_phrases(tree)))
+    assert [len(source) for source, _ in pairs[4:]] == [len(part.words) for part in parsing.inner_phrases(tree)]
+
+
 def test_rare_and_unknown_words_become_signatures():
     trees = [parse_tree(f"(NP (NN {word}))") for word in ("walking", "dog", "dog", "Rare")]
     vocabulary = ParsingVocabulary.fit(trees, min_frequency=2)
@@ -487,15 +522,20 @@ def test_command_trains_scores_and_writes(tmp_path, capsys):
     texts = {"train": "".join(f"{tree}\n" for tree in TOY[:40]), "dev": f"{TOY[40]}\n", "test": f"{TOY[41]}\n{TOY[42]}\n"}
     write_treebank(tmp_path / "own", texts)
     model, results, trees = tmp_path / "model", tmp_path / "results.json", tmp_path / "parsed.trees"
-    small = "--N 1 --d_model 16 --d_ff 16 --h 2 --steps 4 --save_every 2 --copies 2 --precision fp32 --average 2 --extra 5 --beam 2".split()
+    small = "--N 1 --d_model 16 --d_ff 16 --h 2 --steps 4 --save_every 2 --copies 2 --precision fp32 --average 2 --extra 5 --beam 2 --no-tags".split()
     command = [str(tmp_path / "own"), "--out", str(model), "--results", str(results), "--trees", str(trees), *small]
     main(command)
     found = json.loads(results.read_text())
     assert list(found["scores"]) == ["right-branching", "nearest copy", "greedy", "beam 2"] and found["scores"]["greedy"]["sentences"] == 2
-    assert found["treebank"] == "own" and found["seed"] == 0 and found["training"]["steps"] == 4 and found["copies"] == 2
+    assert found["treebank"] == "own" and found["seed"] == 0 and found["training"]["steps"] == 4
+    assert found["pairs"] == {"copies": 2, "min_frequency": 2, "tags": False, "parts": True}
     assert found["averaged"] == ["step-00000002", "step-00000004"] and found["command"].startswith("python -m annotated.parsing")
     assert found["claim"] == "C30" and len(trees.read_text().splitlines()) == 2 and "vocabulary" not in found
     before = (model / "model.safetensors").read_bytes()
+    main([*command, "--beam_sentences", "1"])
+    rows = json.loads(results.read_text())["scores"]
+    assert {name: rows[name]["sentences"] for name in list(rows)[2:]} == {"greedy": 2, "greedy, first 1": 1, "beam 2, first 1": 1}
+    assert len(trees.read_text().splitlines()) == 1
     main([*command, "--sentences", "1"])  # the model is there: scored, not trained
     again = json.loads(results.read_text())
     assert again["scores"]["greedy"]["sentences"] == 1 and (model / "model.safetensors").read_bytes() == before
