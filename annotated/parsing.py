@@ -160,16 +160,16 @@ def stripped(tree):
     return Tree("TOP", tree.children) if tree.label in ROOTS else tree
 
 # %% ../notebooks/22_constituency_parsing.ipynb #e02dac49
-LEAF = "XX"  # what every word becomes in the output, unless it becomes its tag
+LEAF = "XX"  # what every word becomes in the output
 
 
-def linearize(tree, tags=False):
-    """A tree as a list of symbols: "(LABEL", one LEAF for each word (with `tags`: its tag), ")LABEL" (6.3)."""
+def linearize(tree):
+    """A tree as a list of symbols: "(LABEL", one LEAF for each word whatever its tag, ")LABEL" (6.3)."""
     if tree.is_leaf:
-        return [tree.label if tags else LEAF]
+        return [LEAF]
     symbols = [f"({tree.label}"]
     for child in tree.children:
-        symbols += linearize(child, tags)
+        symbols += linearize(child)
     return [*symbols, f"){tree.label}"]
 
 # %% ../notebooks/22_constituency_parsing.ipynb #f34b38ee
@@ -183,13 +183,13 @@ class Malformed:
         return False
 
 
-def _node_of(symbol, opened, words, tags):
+def _node_of(symbol, opened, words):
     """The node that a symbol completes, None if it opens a bracket, or `Malformed`. Takes words from the iterator `words`."""
-    if symbol == LEAF or symbol in tags:
+    if symbol == LEAF:
         word = next(words, None)
         if word is None:
             return Malformed("more leaves than words")
-        return word if isinstance(word, Tree) else Tree(symbol, (word,))
+        return word if isinstance(word, Tree) else Tree(LEAF, (word,))
     if symbol.startswith("("):
         opened.append((symbol[1:], []))
         return None if len(opened) <= MAX_DEPTH else Malformed(f"more than {MAX_DEPTH} brackets are open at once")
@@ -201,17 +201,16 @@ def _node_of(symbol, opened, words, tags):
     return Tree(label, tuple(children)) if children else Malformed(f"({label} is empty")
 
 
-def delinearize(tokens, words, tags=()):
+def delinearize(tokens, words):
     """The tree that the symbols write, with the words put back; a `Malformed` if they write none. Raises nothing (6.3).
 
-    words: strings, or leaves with their tags: delinearize(linearize(tree), tree.leaves()) == tree. tags: the symbols that stand
-    for a word beside LEAF; a string gets the symbol that stands for it as its tag.
+    words: strings, which get the tag LEAF, or leaves with their tags: delinearize(linearize(tree), tree.leaves()) == tree.
     """
     words, opened, tree = iter(list(words)), [], None
     for symbol in map(str, tokens):
         if tree is not None:
             return Malformed(f"{symbol} follows after the end of the tree")
-        node = _node_of(symbol, opened, words, tags)
+        node = _node_of(symbol, opened, words)
         if isinstance(node, Malformed):
             return node
         if node is not None and opened:
@@ -286,28 +285,30 @@ def signature(word):
 
 
 class ParsingVocabulary:
-    """Ids for words (and signatures of rare ones) and for the symbols of linearised trees, in one vocabulary."""
+    """Ids for words (and signatures of rare ones) and for the symbols of linearised trees, in one vocabulary.
+
+    Without LEAF among the symbols, what a model writes for a leaf is the id of the word itself.
+    """
 
     def __init__(self, symbols, words):
         self.symbols, self.words = list(symbols), list(words)
         self.table = [*SPECIAL_PIECES, *self.symbols, *self.words]
-        self.leaves = {symbol for symbol in self.symbols if symbol[:1] not in ("(", ")")}  # those that stand for a word
-        self.tags = self.leaves != {LEAF}
         first = len(SPECIAL_PIECES)
         self.symbol_ids = {symbol: index for index, symbol in enumerate(self.symbols, first)}
         self.word_ids = {word: index for index, word in enumerate(self.words, first + len(self.symbols))}
 
     @classmethod
-    def fit(cls, trees, min_frequency=1, tags=False):
+    def fit(cls, trees, min_frequency=1, leaves="words"):
         """The symbols of the training trees, their words that occur `min_frequency` times or more, the signatures of all.
 
-        tags: the leaves are tags, as in `linearize`.
+        leaves: "words", the leaves are written as the words themselves, or "XX", as one and the same symbol.
         """
+        if leaves not in ("words", LEAF):
+            raise ValueError(f"leaves={leaves!r}: give 'words' or {LEAF!r}")
         counts = Counter(word for tree in trees for word in tree.words)
         labels = sorted({symbol[1:] for tree in trees for symbol in linearize(tree) if symbol[0] == "("})
         words = sorted((word for word, count in counts.items() if count >= min_frequency), key=lambda word: (-counts[word], word))
-        leaves = sorted({leaf.label for tree in trees for leaf in tree.leaves()}) if tags else [LEAF]
-        symbols = [*leaves, *(bracket + label for label in labels for bracket in "()")]
+        symbols = [*([LEAF] if leaves == LEAF else []), *(bracket + label for label in labels for bracket in "()")]
         return cls(symbols, [*sorted(set(map(signature, counts))), *words])
 
     def __len__(self):
@@ -317,13 +318,20 @@ class ParsingVocabulary:
         """The ids of words; of an unknown one the id of its signature, or UNKNOWN if that is new too."""
         return [self.word_ids.get(word) or self.word_ids.get(signature(word), UNKNOWN) for word in words]
 
-    def encode_tree(self, tree):
-        """The ids of the symbols of a tree; a label or tag that training never saw is UNKNOWN."""
-        return [self.symbol_ids.get(symbol, UNKNOWN) for symbol in linearize(tree, self.tags)]
+    def encode_tree(self, tree, words=None):
+        """The ids of the symbols of a tree; a label that training never saw is UNKNOWN.
+
+        words: the ids that its words have in the input (else those of `encode_words`).
+        """
+        leaves = iter(self.encode_words(tree.words) if words is None else words)
+        written = ((symbol, next(leaves) if symbol == LEAF else UNKNOWN) for symbol in linearize(tree))
+        return [self.symbol_ids.get(symbol, otherwise) for symbol, otherwise in written]
 
     def symbols_of(self, ids):
-        """The symbols of ids. An id that is no symbol but a word is written so that it cannot be taken for one."""
+        """The symbols of ids. A word is a leaf, or if LEAF is a symbol of its own, written so that it cannot be taken for one."""
         last = len(SPECIAL_PIECES) + len(self.symbols)
+        if LEAF not in self.symbol_ids:
+            return [self.table[index] if index < last else LEAF for index in ids]
         return [self.table[index] if index < last else f"word {self.table[index]}" for index in ids]
 
 # %% ../notebooks/22_constituency_parsing.ipynb #152c34ce
@@ -346,16 +354,16 @@ def tree_pairs(trees, vocabulary, copies=1, seed=0, parts=False):
     """
     counts, draw = Counter(word for tree in trees for word in tree.words), random.Random(seed).random
 
-    def hidden(words):
-        return [signature(word) if draw() < 1 / (1 + counts[word]) else word for word in words]
+    def pair(tree, hide=True):
+        """One pair; a word is hidden in input and output alike."""
+        words = [signature(word) if hide and draw() < 1 / (1 + counts[word]) else word for word in tree.words]
+        ids = vocabulary.encode_words(words)
+        return ids, vocabulary.encode_tree(tree, ids)
 
-    known = [(tree.words, vocabulary.encode_tree(tree)) for tree in trees]
-    pairs = [(vocabulary.encode_words(words), target) for words, target in known]
-    for _ in range(copies - 1):
-        pairs += [(vocabulary.encode_words(hidden(words)), target) for words, target in known]
-    for part in dict.fromkeys(part for tree in trees for part in inner_phrases(tree)) if parts else ():
-        pairs.append((vocabulary.encode_words(hidden(part.words)), vocabulary.encode_tree(part)))
-    return pairs
+    pairs = [pair(tree, hide=False) for tree in trees]
+    pairs += [pair(tree) for _ in range(copies - 1) for tree in trees]
+    inside = dict.fromkeys(part for tree in trees for part in inner_phrases(tree)) if parts else ()
+    return pairs + [pair(part) for part in inside]
 
 # %% ../notebooks/22_constituency_parsing.ipynb #29b2d605
 PUNCTUATION = (",", ":", "``", "''", ".")  # tags of words that the score deletes
@@ -516,7 +524,7 @@ def parse_sentences(model, vocabulary, sentences, beam=21, alpha=0.3, extra=300,
         found = (greedy_decode(model, source, extra) if beam == 1 else
                  [best[0][0] for best in beam_search(model, source, beam, alpha, extra)])
         for i, ids in zip(batch, found, strict=True):
-            trees[i] = delinearize(vocabulary.symbols_of(ids), sentences[i], vocabulary.leaves)
+            trees[i] = delinearize(vocabulary.symbols_of(ids), sentences[i])
     return trees
 
 # %% ../notebooks/22_constituency_parsing.ipynb #009e35a0
@@ -562,13 +570,13 @@ def parsing_scores(model, vocabulary, treebank, beam=21, alpha=0.3, extra=300, s
 PRESETS = {  # name: (fields of TransformerConfig, TrainingConfig, what to train on)
     "toy": ({"N": 2, "d_model": 128, "d_ff": 256, "h": 4, "dropout": 0.0},
             TrainingConfig(steps=1800, max_tokens=1024, warmup=300, factor=0.5, validate_every=200, save_every=300),
-            {"copies": 1, "min_frequency": 1, "tags": True, "parts": False}),
+            {"copies": 1, "min_frequency": 1, "leaves": "words", "parts": False}),
     "gum": ({"N": 3, "d_model": 128, "d_ff": 512, "h": 4, "dropout": 0.2},
             TrainingConfig(steps=6000, max_tokens=2048, warmup=500, factor=0.5, validate_every=500, save_every=100, precision="bf16"),
-            {"copies": 10, "min_frequency": 2, "tags": True, "parts": True}),
+            {"copies": 10, "min_frequency": 2, "leaves": "words", "parts": True}),
     "craft": ({"N": 3, "d_model": 128, "d_ff": 512, "h": 4, "dropout": 0.1},
               TrainingConfig(steps=6000, max_tokens=2048, warmup=500, factor=0.5, validate_every=500, save_every=100, precision="bf16"),
-              {"copies": 2, "min_frequency": 4, "tags": True, "parts": False}),
+              {"copies": 2, "min_frequency": 4, "leaves": "words", "parts": False}),
 }
 
 
@@ -584,7 +592,7 @@ def build_parser():
     add("--preset", choices=PRESETS, help="sizes and schedule to start from (the treebank's own; gum for a folder)")
     add("--copies", type=int, metavar="N", help="copies of the training set, in all but the first rare words are hidden at random")
     add("--min_frequency", type=int, metavar="N", help="words rarer than this in the training set become signatures")
-    add("--tags", action=argparse.BooleanOptionalAction, help="the leaves of the output are tags, not all XX")
+    add("--leaves", choices=["words", LEAF], help="what stands for a word in the output: the word itself, or always the same symbol")
     add("--parts", action=argparse.BooleanOptionalAction, help="train on the phrases inside the training trees too")
     add("--average", type=int, default=5, metavar="N", help="the model is the mean of the last N checkpoints (default 5)")
     add("--beam", type=int, default=21, metavar="N", help="(default 21, the paper's)")
@@ -613,7 +621,7 @@ def _train_as_told(options, treebank, folder, device):
     fields_, training_config, pairs = PRESETS[preset]
     pairs = {name: value if options[name] is None else options[name] for name, value in pairs.items()}
     training_config = TrainingConfig(**{**asdict(training_config), **_chosen(options, TrainingConfig)})
-    vocabulary = ParsingVocabulary.fit(treebank.train, pairs["min_frequency"], pairs["tags"])
+    vocabulary = ParsingVocabulary.fit(treebank.train, pairs["min_frequency"], pairs["leaves"])
     config = TransformerConfig(len(vocabulary), **{**fields_, **_chosen(options, TransformerConfig)})
     print(treebank, config, training_config, pairs, sep="\n", flush=True)
     run, start = folder.with_name(folder.name + "-checkpoints"), time.time()

@@ -80,14 +80,14 @@ def test_round_trip_through_symbols(tree):
     assert symbols.count(LEAF) == len(tree.words)
     again = delinearize(symbols, tree.words)
     assert again.words == tree.words and {leaf.label for leaf in again.leaves()} == {LEAF} and linearize(again) == symbols
-    tagged = linearize(tree, tags=True)
-    assert delinearize(tagged, tree.words, {leaf.label for leaf in tree.leaves()}) == tree and len(tagged) == len(symbols)
+    for leaves in ("words", LEAF):
+        vocabulary = ParsingVocabulary.fit([tree], leaves=leaves)
+        assert vocabulary.symbols_of(vocabulary.encode_tree(tree)) == symbols
 
 
 def test_linearised_by_hand():
     tree = parse_tree(DOG)
     assert " ".join(linearize(tree)) == "(S (NP XX XX )NP (VP XX (NP XX XX XX )NP )VP XX )S"
-    assert " ".join(linearize(tree, tags=True)) == "(S (NP DT NN )NP (VP VBZ (NP DT JJ NN )NP )VP . )S"
     assert tree.words == "The dog sees the old house .".split()
     assert [leaf.label for leaf in tree.leaves()] == "DT NN VBZ DT JJ NN .".split()
 
@@ -105,7 +105,6 @@ def test_round_trip_over_real_trees(name):
     for tree in some:
         clean = stripped(tree)
         assert delinearize(linearize(clean), clean.leaves()) == clean == parse_tree(str(clean)) == stripped(clean)
-        assert delinearize(linearize(clean, tags=True), clean.words, {leaf.label for leaf in clean.leaves()}) == clean
         assert clean.words == [leaf.children[0] for leaf in tree.leaves() if leaf.label != "-NONE-"]
         assert not [label for label, _, _ in phrases(clean) if re.search(r"[-=]", label)]
 
@@ -188,14 +187,6 @@ def test_nothing_but_traces_is_nothing():
 def test_malformed_output_gives_a_reason(symbols, reason):
     found = delinearize(symbols.split(), ["dogs", "sleep"])
     assert isinstance(found, Malformed) and not found and re.search(reason, found.reason)
-
-
-def test_only_tags_that_are_named_are_leaves():
-    words = ["dogs", "sleep"]
-    assert str(delinearize("(S NN VB )S".split(), words, {"NN", "VB"})) == "(S (NN dogs) (VB sleep))"
-    assert str(delinearize("(S NN XX )S".split(), words, {"NN"})) == "(S (NN dogs) (XX sleep))"
-    assert delinearize("(S NN VB )S".split(), words, {"NN"}).reason == "'VB' is no bracket and no leaf"
-    assert delinearize("(S NN NN NN )S".split(), words, {"NN"}).reason == "more leaves than words"
 
 
 @settings(deadline=None, max_examples=150)
@@ -360,7 +351,7 @@ def test_nearest_copy():
 
 def test_words_are_not_mistaken_for_symbols():
     tree = parse_tree("(NP (NN XX) (-LRB- -LRB-) (NN dog))")
-    vocabulary = ParsingVocabulary.fit([tree])
+    vocabulary = ParsingVocabulary.fit([tree], leaves=LEAF)
     ids = vocabulary.encode_words(tree.words)
     assert not set(ids) & set(vocabulary.symbol_ids.values()) and len(set(ids)) == 3
     assert vocabulary.symbols_of(ids) == ["word XX", "word (", "word dog"]
@@ -369,16 +360,16 @@ def test_words_are_not_mistaken_for_symbols():
     assert min(*ids, *vocabulary.encode_tree(tree)) > 3 and len(vocabulary) == 1 + max(ids)
 
 
-def test_a_vocabulary_of_tags_is_kept_with_its_symbols():
-    tree = parse_tree(DOG)
-    plain, tagged = ParsingVocabulary.fit([tree]), ParsingVocabulary.fit([tree], tags=True)
-    assert plain.leaves == {LEAF} and tagged.leaves == {"DT", "NN", "VBZ", "JJ", "."} and tagged.tags and not plain.tags
-    again = ParsingVocabulary(tagged.symbols, tagged.words)
-    ids = again.encode_tree(tree)
-    assert again.symbols_of(ids) == linearize(tree, tags=True) and 3 not in ids
-    assert delinearize(again.symbols_of(ids), tree.words, again.leaves) == tree
-    unseen = again.encode_tree(parse_tree("(NP (CD two))"))
-    assert unseen[1] == 3 and not delinearize(again.symbols_of(unseen), ["two"], again.leaves)
+def test_words_are_written_as_leaves():
+    tree = parse_tree("(NP (NN XX) (-LRB- -LRB-) (NN dog) (NN dog))")
+    vocabulary = ParsingVocabulary.fit([tree])
+    words, ids = vocabulary.encode_words(tree.words), vocabulary.encode_tree(tree)
+    assert LEAF not in vocabulary.symbol_ids and ids[1:-1] == words and words[2] == words[3] and len(set(words)) == 3
+    again = ParsingVocabulary(vocabulary.symbols, vocabulary.words)
+    assert again.symbols_of(ids) == linearize(tree) and delinearize(again.symbols_of(ids), tree.leaves()) == tree
+    assert again.symbols_of([3, words[0]]) == ["<unk>", LEAF] and again.encode_tree(parse_tree("(VP (NN dog))"))[0] == 3
+    with pytest.raises(ValueError, match="leaves='tags': give 'words' or 'XX'"):
+        ParsingVocabulary.fit([tree], leaves="tags")
 
 
 def test_phrases_to_train_on():
@@ -408,7 +399,8 @@ def test_copies_hide_rare_words_and_nothing_else():
     assert many[: len(TOY)] == plain and len(many) == 3 * len(TOY) and many == tree_pairs(TOY, vocabulary, 3, 4)
     counts, hidden = Counter(word for tree in TOY for word in tree.words), Counter()
     for tree, (source, target), (other, same) in zip([*TOY, *TOY], [*plain, *plain], many[len(TOY):], strict=True):
-        assert target == same == vocabulary.encode_tree(tree)
+        assert target == vocabulary.encode_tree(tree) and same == vocabulary.encode_tree(tree, other)
+        assert [index for index in same if index in vocabulary.word_ids.values()] == other
         for word, index, changed in zip(tree.words, source, other, strict=True):
             assert changed in (index, vocabulary.word_ids[signature(word)])
             hidden[counts[word] > 50] += changed != index
@@ -522,13 +514,13 @@ def test_command_trains_scores_and_writes(tmp_path, capsys):
     texts = {"train": "".join(f"{tree}\n" for tree in TOY[:40]), "dev": f"{TOY[40]}\n", "test": f"{TOY[41]}\n{TOY[42]}\n"}
     write_treebank(tmp_path / "own", texts)
     model, results, trees = tmp_path / "model", tmp_path / "results.json", tmp_path / "parsed.trees"
-    small = "--N 1 --d_model 16 --d_ff 16 --h 2 --steps 4 --save_every 2 --copies 2 --precision fp32 --average 2 --extra 5 --beam 2 --no-tags".split()
+    small = "--N 1 --d_model 16 --d_ff 16 --h 2 --steps 4 --save_every 2 --copies 2 --precision fp32 --average 2 --extra 5 --beam 2 --leaves XX".split()
     command = [str(tmp_path / "own"), "--out", str(model), "--results", str(results), "--trees", str(trees), *small]
     main(command)
     found = json.loads(results.read_text())
     assert list(found["scores"]) == ["right-branching", "nearest copy", "greedy", "beam 2"] and found["scores"]["greedy"]["sentences"] == 2
     assert found["treebank"] == "own" and found["seed"] == 0 and found["training"]["steps"] == 4
-    assert found["pairs"] == {"copies": 2, "min_frequency": 2, "tags": False, "parts": True}
+    assert found["pairs"] == {"copies": 2, "min_frequency": 2, "leaves": "XX", "parts": True}
     assert found["averaged"] == ["step-00000002", "step-00000004"] and found["command"].startswith("python -m annotated.parsing")
     assert found["claim"] == "C30" and len(trees.read_text().splitlines()) == 2 and "vocabulary" not in found
     before = (model / "model.safetensors").read_bytes()
