@@ -569,7 +569,7 @@ def parsing_scores(model, vocabulary, treebank, beam=21, alpha=0.3, extra=300, s
 # %% ../notebooks/22_constituency_parsing.ipynb #9f4680c6
 PRESETS = {  # name: (fields of TransformerConfig, TrainingConfig, what to train on)
     "toy": ({"N": 2, "d_model": 128, "d_ff": 256, "h": 4, "dropout": 0.0},
-            TrainingConfig(steps=2600, max_tokens=1024, warmup=300, factor=0.5, validate_every=200, save_every=50),
+            TrainingConfig(steps=3000, max_tokens=1024, warmup=300, factor=0.5, validate_every=200, save_every=50, keep_last=10),
             {"copies": 1, "min_frequency": 1, "leaves": "words", "parts": False}),
     "gum": ({"N": 3, "d_model": 128, "d_ff": 512, "h": 4, "dropout": 0.2},
             TrainingConfig(steps=6000, max_tokens=2048, warmup=500, factor=0.5, validate_every=500, save_every=100, precision="bf16"),
