@@ -379,7 +379,8 @@ def test_phrases_to_train_on():
     assert list(map(str, parsing.inner_phrases(chain))) == ["(NP (NN b) (NN c))"]
     vocabulary = ParsingVocabulary.fit([tree])
     pairs = tree_pairs([tree, tree], vocabulary, copies=2, parts=True)
-    assert len(pairs) == 4 + 3 and [target for _, target in pairs[4:]] == list(map(vocabulary.encode_tree, parsing.inner_phrases(tree)))
+    assert len(pairs) == 4 + 3 and [vocabulary.symbols_of(target) for _, target in pairs[4:]] == list(
+        map(linearize, parsing.inner_phrases(tree)))
     assert [len(source) for source, _ in pairs[4:]] == [len(part.words) for part in parsing.inner_phrases(tree)]
 
 
