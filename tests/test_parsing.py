@@ -515,7 +515,8 @@ def test_command_trains_scores_and_writes(tmp_path, capsys):
     texts = {"train": "".join(f"{tree}\n" for tree in TOY[:40]), "dev": f"{TOY[40]}\n", "test": f"{TOY[41]}\n{TOY[42]}\n"}
     write_treebank(tmp_path / "own", texts)
     model, results, trees = tmp_path / "model", tmp_path / "results.json", tmp_path / "parsed.trees"
-    small = "--N 1 --d_model 16 --d_ff 16 --h 2 --steps 4 --save_every 2 --copies 2 --precision fp32 --average 2 --extra 5 --beam 2 --leaves XX".split()
+    small = ("--N 1 --d_model 16 --d_ff 16 --h 2 --steps 4 --save_every 2 --copies 2 --precision fp32 --average 2 --extra 5 --beam 2 "
+             "--leaves XX").split()
     command = [str(tmp_path / "own"), "--out", str(model), "--results", str(results), "--trees", str(trees), *small]
     main(command)
     found = json.loads(results.read_text())
