@@ -84,7 +84,13 @@ variations: setup  ## train every row of Table 3 on Multi30k for page 21, a proc
 lengths: setup  ## translate toy sentences longer than those of training, for page 05 (about 10 minutes on 1 core)
 	$(PYTHON) -m annotated.variations lengths --out results/lengths.json
 
+parse-gum: setup  ## train and score a constituency parser on the treebank GUM (about 20 minutes on 1 core)
+	$(PYTHON) -m annotated.parsing gum --out _build/parse-gum --results results/parsing_gum.json --trees _build/parse-gum.trees
+
+parse-craft: setup  ## the same on the treebank CRAFT; beam search for the first 1,000 of its 6,224 test sentences
+	$(PYTHON) -m annotated.parsing craft --out _build/parse-craft --results results/parsing_craft.json --trees _build/parse-craft.trees --beam_sentences 1000
+
 wmt: setup  ## the full WMT14 run of page 23 on this machine's GPUs (WMT_SIZE=base|big WMT_PAIR=en-de|en-fr); days
 	WMT_RUN=full $(PYTHON) tools/book.py 23
 
-.PHONY: help setup book site test test-site axe test-long lint lab sync export bench multi30k multi30k-record newstest variations lengths wmt
+.PHONY: help setup book site test test-site axe test-long lint lab sync export bench multi30k multi30k-record newstest variations lengths parse-gum parse-craft wmt

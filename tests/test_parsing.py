@@ -1,0 +1,556 @@
+"""Trees as sequences and back, bracket scores by hand and by nltk, treebanks, baselines, the command (section 6.3)."""
+
+import gzip
+import json
+import os
+import random
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nltk import Tree as LibraryTree
+
+from annotated import parsing
+from annotated.parsing import (
+    LEAF,
+    MAX_DEPTH,
+    Malformed,
+    ParsingVocabulary,
+    Tree,
+    Treebank,
+    bare_label,
+    bracket_f1,
+    delinearize,
+    linearize,
+    load_treebank,
+    main,
+    nearest_copy,
+    parse_sentences,
+    parse_tree,
+    phrases,
+    read_trees,
+    right_branching,
+    signature,
+    stripped,
+    train_parser,
+    tree_pairs,
+)
+from annotated.training import TrainingConfig
+from annotated.transformer import Transformer, TransformerConfig
+
+ROOT = Path(__file__).resolve().parent.parent
+REAL = Path(os.environ.get("ANNOTATED_DATA") or ROOT.parent / "shared" / "data")
+TOY = [parse_tree(line.split("\t")[3]) for line in (ROOT / "data/toy/test.tsv").read_text(encoding="utf-8").splitlines()]
+DOG = "(S (NP (DT The) (NN dog)) (VP (VBZ sees) (NP (DT the) (JJ old) (NN house))) (. .))"
+
+words = st.text(st.characters(exclude_characters=" \t\r\n()", exclude_categories=["Cs"]), min_size=1, max_size=6).filter(
+    lambda word: "-LRB-" not in word and "-RRB-" not in word)
+leaves = st.builds(lambda tag, word: Tree(tag, (word,)), st.sampled_from(["NN", "VB", ",", ".", "-LRB-", "XX"]),
+                   words | st.sampled_from(["(", ")", "XX", "(NP", ")NP"]))
+trees = st.recursive(leaves, lambda inner: st.builds(lambda label, children: Tree(label, tuple(children)), st.sampled_from(
+    ["S", "NP", "VP", "PRT", "ADVP", "TOP", ""]), st.lists(inner, min_size=1, max_size=4)), max_leaves=14)
+
+
+def real_trees(name, split, count=300):
+    """Some stripped trees of a treebank that may lie beside the checkout."""
+    folder = REAL / parsing.TREEBANKS[name]
+    if not folder.is_dir():
+        pytest.skip(f"{parsing.TREEBANKS[name]} is not beside the checkout (ANNOTATED_DATA names its folder)")
+    found = read_trees(parsing.find_file(folder, f"{split}.trees"))
+    return found, random.Random(0).sample(found, count)
+
+
+# ---- text to trees and back
+
+
+@settings(deadline=None, max_examples=80)
+@given(trees)
+def test_text_and_tree_are_the_same(tree):
+    assert parse_tree(str(tree)) == tree
+
+
+@settings(deadline=None, max_examples=80)
+@given(trees)
+def test_round_trip_through_symbols(tree):
+    symbols = linearize(tree)
+    assert delinearize(symbols, tree.leaves()) == tree
+    assert symbols.count(LEAF) == len(tree.words)
+    again = delinearize(symbols, tree.words)
+    assert again.words == tree.words and {leaf.label for leaf in again.leaves()} == {LEAF} and linearize(again) == symbols
+    for leaves in ("words", LEAF):
+        vocabulary = ParsingVocabulary.fit([tree], leaves=leaves)
+        assert vocabulary.symbols_of(vocabulary.encode_tree(tree)) == symbols
+
+
+def test_linearised_by_hand():
+    tree = parse_tree(DOG)
+    assert " ".join(linearize(tree)) == "(S (NP XX XX )NP (VP XX (NP XX XX XX )NP )VP XX )S"
+    assert tree.words == "The dog sees the old house .".split()
+    assert [leaf.label for leaf in tree.leaves()] == "DT NN VBZ DT JJ NN .".split()
+
+
+def test_round_trip_over_the_trees_of_toy():
+    for tree in TOY:
+        assert delinearize(linearize(tree), tree.leaves()) == tree
+        assert str(LibraryTree.fromstring(str(tree))).split() == str(tree).split()
+
+
+@pytest.mark.parametrize("name", ["gum", "craft"])
+def test_round_trip_over_real_trees(name):
+    found, some = real_trees(name, "dev" if name == "craft" else "test")
+    assert len(found) == {"gum": 347, "craft": 2780}[name]
+    for tree in some:
+        clean = stripped(tree)
+        assert delinearize(linearize(clean), clean.leaves()) == clean == parse_tree(str(clean)) == stripped(clean)
+        assert clean.words == [leaf.children[0] for leaf in tree.leaves() if leaf.label != "-NONE-"]
+        assert not [label for label, _, _ in phrases(clean) if re.search(r"[-=]", label)]
+
+
+def test_white_space_of_other_kinds_belongs_to_words():
+    assert parse_tree("(NP (NN a\u00a0b) (NN c\u0085\u2028d))").words == ["a\u00a0b", "c\u0085\u2028d"]
+
+
+@pytest.mark.parametrize("text, reason", [
+    ("(S (NP (NN a))", r"1 bracket\(s\) are never closed"),
+    ("(S (NN a)))", r"'\)' stands outside"),
+    ("(S (NN a)) (S (NN b))", "outside the brackets"),
+    ("dog", "outside the brackets"),
+    ("(S (NP))", r"\(NP\) is empty"),
+    ("(S ())", r"\(\) is empty"),
+    ("(S a (NN b))", r"\(S …\) holds a word beside something else"),
+    ("(S a b)", "beside something else"),
+    ("  ", "there is no tree"),
+    ("(S " * 103 + "a" + ")" * 103, "more than 102 brackets"),
+])
+def test_what_is_no_tree_is_refused(text, reason):
+    with pytest.raises(ValueError, match=reason):
+        parse_tree(text)
+
+
+def test_reading_a_file(tmp_path):
+    path = tmp_path / "some.trees.gz"
+    path.write_bytes(gzip.compress(b"\n( (S (NP (PRP It))\n\t(VP (VBZ works))))\n\n(NP (NNP -LRB-)\r\n (NN x))\n"))
+    assert [str(tree) for tree in read_trees(path)] == ["( (S (NP (PRP It)) (VP (VBZ works))))", "(NP (NNP -LRB-) (NN x))"]
+    assert read_trees(path)[1].words == ["(", "x"]
+
+
+def test_an_error_names_file_and_line_and_spares_the_next_tree(tmp_path):
+    path = tmp_path / "bad.trees"
+    path.write_text("(NP (NN a))\n\n(S (NP (NN b))\n  (VP (VB c))\n(NP (NN d))\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"bad\.trees, line 3: 1 bracket\(s\) are never closed"):
+        read_trees(path)
+
+
+# ---- stripping
+
+
+@pytest.mark.parametrize("label, bare", [
+    ("NP-SBJ-1", "NP"), ("NP=2", "NP"), ("ADVP|PRT", "ADVP"), ("WHNP-1", "WHNP"), ("-LRB-", "-LRB-"), ("-NONE-", "-NONE-"),
+    ("PRP$", "PRP$"), ("", ""), ("--", "--"), ("S", "S"), (",", ","),
+])
+def test_bare_labels(label, bare):
+    assert bare_label(label) == bare
+
+
+@pytest.mark.parametrize("text, expected", [
+    ("( (S (NP-SBJ-1 (-NONE- *)) (VP (VB go) (PP-DIR (IN to) (NP=2 (NN sea))))))", "(S (VP (VB go) (PP (IN to) (NP (NN sea)))))"),
+    ("(ROOT (NP (NN x)))", "(NP (NN x))"),
+    ("(TOP (S1 (ROOT (NP (NN x)))))", "(NP (NN x))"),
+    ("(ROOT (NP (NN x)) (. .))", "(TOP (NP (NN x)) (. .))"),
+    ("(ROOT (NN x))", "(TOP (NN x))"),
+    ("(NN x)", "(TOP (NN x))"),
+    ("(S (SBAR (S (NP (-NONE- *T*)))) (VP (VB go)))", "(S (VP (VB go)))"),
+    ("(S (-LRB- -LRB-) (NP (NN x)) (-RRB- -RRB-))", "(S (-LRB- -LRB-) (NP (NN x)) (-RRB- -RRB-))"),
+    ("(NP (NP (NN x)))", "(NP (NP (NN x)))"),
+])
+def test_stripped(text, expected):
+    assert str(stripped(parse_tree(text))) == expected
+
+
+def test_nothing_but_traces_is_nothing():
+    assert stripped(parse_tree("( (S (NP (-NONE- *)) (-NONE- 0)))")) is None
+
+
+# ---- malformed output
+
+
+@pytest.mark.parametrize("symbols, reason", [
+    ("", "there is no output"), ("XX XX", "XX follows after the end"), ("(S XX XX )NP", r"\)NP closes \(S"),
+    (")S", r"\)S closes nothing"), ("(S XX )S", "fewer leaves than words"), ("(S XX XX XX )S", "more leaves than words"),
+    ("(S XX XX", r"1 bracket\(s\) are never closed"), ("(S (NP )NP XX XX )S", r"\(NP is empty"),
+    ("(S XX XX )S )S", r"\)S follows"), ("(S XX word dog )S", "'word' is no bracket"), ("(S " * 101, "more than 100"),
+    ("<unk> XX", "'<unk>' is no bracket"),
+])
+def test_malformed_output_gives_a_reason(symbols, reason):
+    found = delinearize(symbols.split(), ["dogs", "sleep"])
+    assert isinstance(found, Malformed) and not found and re.search(reason, found.reason)
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.lists(st.sampled_from(["(S", ")S", "(NP", ")NP", "XX", "XX", "", "(", ")", "x", 7, None]), max_size=12), st.integers(0, 4))
+def test_whatever_is_written_nothing_is_raised(symbols, length):
+    found = delinearize(symbols, ["w"] * length)
+    assert (isinstance(found, Tree) and linearize(found) == symbols and len(found.words) == length) or (not found and found.reason)
+
+
+def test_the_deepest_tree_that_is_read():
+    symbols = ["(S"] * MAX_DEPTH + ["XX"] + [")S"] * MAX_DEPTH
+    tree = delinearize(symbols, ["a"])
+    assert linearize(stripped(tree)) == symbols and parse_tree(str(tree)) == tree and bracket_f1([tree], [tree]).f1 == 100
+
+
+# ---- the score
+
+
+def scored(predicted, gold, **options):
+    return bracket_f1([text and parse_tree(text) for text in predicted], [parse_tree(text) for text in gold], **options)
+
+
+def test_f1_by_hand():
+    # gold S(0,5) NP(0,1) VP(1,5) NP(2,3) PP(3,5) NP(4,5); predicted the same with NP(2,5) beside NP(2,3): 6 of 7 and 6 of 6
+    gold = "(S (NP (NN He)) (VP (VBZ eats) (NP (NN soup)) (PP (IN with) (NP (NNS spoons)))) (. .))"
+    predicted = "(S (NP (NN He)) (VP (VBZ eats) (NP (NP (NN soup)) (PP (IN with) (NP (NNS spoons))))) (. .))"
+    score = scored([predicted], [gold])
+    assert (score.matched, score.predicted, score.gold) == (6, 7, 6)
+    assert (score.precision, score.recall) == (pytest.approx(600 / 7), 100) and score.f1 == pytest.approx(1200 / 13)
+    assert score.exact_match == 0 and scored([gold], [gold]).exact_match == 100
+
+
+def test_punctuation_is_deleted_wherever_it_hangs():
+    gold = "(S (NP (NN a) (, ,)) (VP (VB b) (: --) (`` ``) (NP (NN c)) ('' '')) (. .))"
+    elsewhere = "(S (NP (XX a)) (XX ,) (VP (XX b) (PRN (XX --) (XX ``)) (NP (XX c) (XX '') (XX .))))"
+    assert scored([elsewhere], [gold]).exact_match == 100 and scored([elsewhere], [gold]).predicted == 4
+    kept = scored(["(S (NP (NN a)) (X (SYM %)))"], ["(S (NP (NN a)) (SYM %))"])  # another mark is a word like others
+    assert (kept.matched, kept.predicted, kept.gold) == (2, 3, 2)
+
+
+@pytest.mark.parametrize("predicted, gold, counts", [
+    ("(TOP (S (NN a) (NN b)))", "(S (NN a) (NN b))", (1, 1, 1)),  # the root does not count
+    ("(TOP (NP (NN a)) (VP (NN b)))", "(ROOT (NP (NN a)) (VP (NN b)))", (2, 2, 2)),
+    ("(VP (NN a) (ADVP (RP b)))", "(VP (NN a) (PRT (RP b)))", (2, 2, 2)),  # ADVP = PRT
+    ("(NP (NP (NN a) (NN b)))", "(NP (NN a) (NN b))", (1, 2, 1)),  # a multiset
+    ("(NP (NN a) (NN b))", "(NP (NP (NN a) (NN b)))", (1, 1, 2)),
+    ("(NP (VP (NN a)))", "(VP (NP (NN a)))", (2, 2, 2)),  # the order of unary brackets is not seen
+    ("(NP-SBJ (NN a))", "(NP=1 (NN a))", (1, 1, 1)),
+    ("(S (NP (X a)) (Y b))", "(S (NP (NN a)) (VB b))", (2, 2, 2)),  # tags do not count
+    ("(S (NP (NN a)) (VB b))", "(S (NP (NN a)) (NP (-NONE- *)) (VB b))", (2, 2, 2)),
+])
+def test_conventions(predicted, gold, counts):
+    score = scored([predicted], [gold])
+    assert (score.matched, score.predicted, score.gold) == counts and score.errors == 0
+
+
+def test_corpus_sums_are_not_the_mean_of_sentences():
+    gold = ["(S (NP (NN a)) (VP (VB b)))", "(NP (NN a))"]
+    score = scored(["(S (NP (NN a)) (VP (VB b)))", "(VP (NN a))"], gold)
+    assert score.f1 == pytest.approx(75) and score.sentence_f1 == pytest.approx(50) and score.exact_match == 50
+
+
+def test_malformed_output_is_an_empty_tree_and_counted():
+    gold = ["(S (NP (NN a)) (VP (VB b)))", "(NP (NN a))", "(NP (NN a))"]
+    score = bracket_f1([Malformed("why"), None, parse_tree(gold[2])], [parse_tree(text) for text in gold])
+    assert (score.matched, score.predicted, score.gold, score.errors) == (1, 1, 5, 2)
+    assert score.precision == 100 and score.recall == 20 and score.well_formed == pytest.approx(100 / 3)
+    assert score.exact_match == score.sentence_f1 == pytest.approx(100 / 3)
+
+
+def test_other_words_are_an_error():
+    for other in ("(NP (NN b))", "(NP (NN a) (NN a))"):
+        score = scored([other], ["(NP (NN a))"])
+        assert (score.matched, score.predicted, score.errors, score.f1) == (0, 0, 1, 0)
+    nothing = scored([None], ["(NP (NN a))"])
+    assert nothing.precision == 0 == nothing.f1
+
+
+def test_an_error_is_no_exact_match_of_a_sentence_without_brackets():
+    gold = ["(TOP (UH Yes))", "(NP (NN a))"]
+    assert scored(["(TOP (UH Yes))", "(NP (NN a))"], gold).exact_match == 100
+    assert scored([None, "(NP (NN a))"], gold).exact_match == 50
+
+
+def test_unlabelled():
+    score = scored(["(X (Y (NN a)) (Z (NN b)))"], ["(S (NP (NN a)) (VP (NN b)))"], labelled=False)
+    assert score.f1 == 100 and scored(["(X (NP (NN a)) (Z (NN b)))"], ["(S (NP (NN a)) (VP (NN b)))"]).f1 == pytest.approx(100 / 3)
+
+
+@pytest.mark.parametrize("predicted, gold, message", [
+    ([], [], "0 predicted and 0 gold"), ([None], [None, None], "1 predicted and 2 gold"), ([None], [None], r"gold\[0\] is no tree"),
+    ([None], [Tree("NP", (Tree("-NONE-", ("*",)),))], r"gold\[0\] is no tree"),
+    ([None], [Tree("TOP", (Tree("NN", ("a",)),))], "no bracket"),
+])
+def test_bad_input_to_the_score(predicted, gold, message):
+    with pytest.raises(ValueError, match=message):
+        bracket_f1(predicted, gold)
+
+
+def library_spans(text):
+    """Brackets of a tree by nltk: its reader, spans from the places of its leaves, punctuation and the root left out."""
+    tree = LibraryTree.fromstring(text, remove_empty_top_bracketing=True)
+    leaves = [place for place in tree.treepositions("leaves") if tree[place[:-1]].label() not in (",", ":", "``", "''", ".")]
+    spans = Counter()
+    for place in tree.treepositions():
+        inside = [i for i, leaf in enumerate(leaves) if leaf[: len(place)] == place]
+        if isinstance(tree[place], LibraryTree) and tree[place].height() > 2 and inside and tree[place].label() not in ("TOP", "ROOT"):
+            spans[tree[place].label().replace("PRT", "ADVP"), inside[0], inside[-1] + 1] += 1
+    return spans
+
+
+def shuffled_brackets(tree, draw):
+    """Another tree over the same words: some labels changed, some brackets dissolved."""
+    children = []
+    for child in tree.children:
+        inner = child if child.is_leaf else shuffled_brackets(child, draw)
+        children += inner.children if not child.is_leaf and draw.random() < 0.2 else [inner]
+    return Tree("NP" if draw.random() < 0.2 else tree.label, tuple(children))
+
+
+@pytest.mark.parametrize("name", ["toy", "gum"])
+def test_score_equals_a_count_by_another_library(name):
+    gold = TOY[:150] if name == "toy" else [stripped(tree) for tree in real_trees("gum", "test", 100)[1]]
+    draw = random.Random(1)
+    predicted = [shuffled_brackets(tree, draw) for tree in gold]
+    matched = proposed = wanted = 0
+    for ours, theirs in zip(predicted, gold, strict=True):
+        a, b = library_spans(str(ours)), library_spans(str(theirs))
+        matched, proposed, wanted = matched + (a & b).total(), proposed + a.total(), wanted + b.total()
+    score = bracket_f1(predicted, gold)
+    assert (score.matched, score.predicted, score.gold) == (matched, proposed, wanted) and 0 < matched < wanted
+    assert score.f1 == pytest.approx(200 * matched / (proposed + wanted))
+
+
+# ---- baselines
+
+
+def test_right_branching_by_hand():
+    parse = right_branching([parse_tree(DOG)])  # VP and NP end with the sentence, once each: the outer one is counted first
+    assert str(parse("a b , c .".split())) == "(S (XX a) (VP (XX b) (XX ,) (XX c) (XX .)))"
+    assert str(parse(["a"])) == "(S (XX a))" and str(parse(["."])) == "(S (XX .))"
+    assert str(parse("a b c".split())) == "(S (XX a) (VP (XX b) (XX c)))"
+    assert str(parse("` a b".split())) == "(S (XX `) (XX a) (XX b))"
+
+
+def test_right_branching_survives_any_length():
+    words = ["w"] * 400
+    tree = right_branching(TOY)(words)
+    gold = Tree("S", tuple(Tree("NN", (word,)) for word in words))
+    assert tree.words == words and bracket_f1([tree], [gold]).predicted == 399
+
+
+def test_nearest_copy():
+    trees = [parse_tree("(S (NP (NN a)) (VP (VB b)))"), parse_tree("(NP (NN A) (NN c))"), parse_tree("(X (NN a))")]
+    parse = nearest_copy(trees)
+    assert str(parse(["a", "c"])) == "(NP (XX a) (XX c))" and str(parse(["z", "b"])) == "(S (NP (XX z)) (VP (XX b)))"
+    assert parse("d e f".split()) == right_branching(trees)("d e f".split())
+
+
+# ---- vocabulary and pairs
+
+
+def test_words_are_not_mistaken_for_symbols():
+    tree = parse_tree("(NP (NN XX) (-LRB- -LRB-) (NN dog))")
+    vocabulary = ParsingVocabulary.fit([tree], leaves=LEAF)
+    ids = vocabulary.encode_words(tree.words)
+    assert not set(ids) & set(vocabulary.symbol_ids.values()) and len(set(ids)) == 3
+    assert vocabulary.symbols_of(ids) == ["word XX", "word (", "word dog"]
+    assert vocabulary.symbols_of(vocabulary.encode_tree(tree)) == linearize(tree)
+    assert not delinearize(vocabulary.symbols_of(ids), tree.words)
+    assert min(*ids, *vocabulary.encode_tree(tree)) > 3 and len(vocabulary) == 1 + max(ids)
+
+
+def test_words_are_written_as_leaves():
+    tree = parse_tree("(NP (NN XX) (-LRB- -LRB-) (NN dog) (NN dog))")
+    vocabulary = ParsingVocabulary.fit([tree])
+    words, ids = vocabulary.encode_words(tree.words), vocabulary.encode_tree(tree)
+    assert LEAF not in vocabulary.symbol_ids and ids[1:-1] == words and words[2] == words[3] and len(set(words)) == 3
+    again = ParsingVocabulary(vocabulary.symbols, vocabulary.words)
+    assert again.symbols_of(ids) == linearize(tree) and delinearize(again.symbols_of(ids), tree.leaves()) == tree
+    assert again.symbols_of([3, words[0]]) == ["<unk>", LEAF] and again.encode_tree(parse_tree("(VP (NN dog))"))[0] == 3
+    with pytest.raises(ValueError, match="leaves='tags': give 'words' or 'XX'"):
+        ParsingVocabulary.fit([tree], leaves="tags")
+
+
+def test_phrases_to_train_on():
+    tree = parse_tree(DOG)
+    assert list(map(str, parsing.inner_phrases(tree)))[:1] == ["(NP (DT The) (NN dog))"] and len(parsing.inner_phrases(tree)) == 3
+    chain = parse_tree("(S (VP (VP (VB a) (NP (NN b) (NN c)))))")  # the outer VP is over the same words as the sentence
+    assert list(map(str, parsing.inner_phrases(chain))) == ["(NP (NN b) (NN c))"]
+    vocabulary = ParsingVocabulary.fit([tree])
+    pairs = tree_pairs([tree, tree], vocabulary, copies=2, parts=True)
+    assert len(pairs) == 4 + 3 and [vocabulary.symbols_of(target) for _, target in pairs[4:]] == list(
+        map(linearize, parsing.inner_phrases(tree)))
+    assert [len(source) for source, _ in pairs[4:]] == [len(part.words) for part in parsing.inner_phrases(tree)]
+
+
+def test_rare_and_unknown_words_become_signatures():
+    trees = [parse_tree(f"(NP (NN {word}))") for word in ("walking", "dog", "dog", "Rare")]
+    vocabulary = ParsingVocabulary.fit(trees, min_frequency=2)
+    assert "dog" in vocabulary.word_ids and "walking" not in vocabulary.word_ids
+    walking, unseen = vocabulary.encode_words(["walking", "zilking"])
+    assert walking == unseen != vocabulary.encode_words(["dog"])[0]
+    assert vocabulary.encode_words(["42%"]) == [3]  # a signature that training never showed
+    assert [signature(word) for word in ("BRCA-2", "Cats", "is")] == ["unknown caps digit hyphen", "unknown capital -s", "unknown letters"]
+
+
+def test_copies_hide_rare_words_and_nothing_else():
+    vocabulary = ParsingVocabulary.fit(TOY)
+    plain, many = tree_pairs(TOY, vocabulary), tree_pairs(TOY, vocabulary, copies=3, seed=4)
+    assert many[: len(TOY)] == plain and len(many) == 3 * len(TOY) and many == tree_pairs(TOY, vocabulary, 3, 4)
+    counts, hidden = Counter(word for tree in TOY for word in tree.words), Counter()
+    for tree, (source, target), (other, same) in zip([*TOY, *TOY], [*plain, *plain], many[len(TOY):], strict=True):
+        assert target == vocabulary.encode_tree(tree) and same == vocabulary.encode_tree(tree, other)
+        assert [index for index in same if index in vocabulary.word_ids.values()] == other
+        for word, index, changed in zip(tree.words, source, other, strict=True):
+            assert changed in (index, vocabulary.word_ids[signature(word)])
+            hidden[counts[word] > 50] += changed != index
+    assert hidden[False] > 5 * hidden[True] > 0
+
+
+# ---- treebanks
+
+
+def write_treebank(folder, texts):
+    folder.mkdir(parents=True)
+    for stem, text in texts.items():
+        (folder / f"{stem}.trees").write_text(text, encoding="utf-8")
+
+
+def test_toy_is_the_english_side_of_the_corpus():
+    toy = load_treebank("toy")
+    assert [len(split) for split in (toy.train, toy.valid, toy.test, toy.novel)] == [10_000, 500, 500, 500] and toy.test == TOY
+    assert str(toy) == "toy: train 10,000, valid 500, test 500, novel 500 trees"
+
+
+def test_a_folder_or_a_name(tmp_path, monkeypatch):
+    train = "( (S (NP-SBJ (NN a)) (VP (VB b) (NP (-NONE- *)))))\n( (-NONE- *))\n"
+    texts = {"train": train, "dev": "(NP (NN a))\n", "test": "(NP (NN b))\n"}
+    write_treebank(tmp_path / "treebank-gum-cc-by", texts)
+    monkeypatch.setenv("ANNOTATED_DATA", str(tmp_path))
+    for found in (load_treebank("gum"), load_treebank("gum", tmp_path), load_treebank(tmp_path / "treebank-gum-cc-by")):
+        assert list(map(str, found.train)) == ["(S (NP (NN a)) (VP (VB b)))"] and len(found.valid) == len(found.test) == 1
+
+
+def test_missing_files_are_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"craft-open does not hold train\.trees, dev\.trees and test\.trees.*ANNOTATED_DATA"):
+        load_treebank("craft", tmp_path)
+    with pytest.raises(FileNotFoundError, match="treebanks with a name: toy, gum, craft"):
+        load_treebank("nonesuch")
+    write_treebank(tmp_path / "own", {"train": "(NP (NN a))\n", "dev": "( (-NONE- *))\n", "test": "(NP (NN a))\n"})
+    with pytest.raises(ValueError, match="valid holds no tree"):
+        load_treebank(tmp_path / "own")
+
+
+# ---- the model
+
+
+SMALL = Treebank("small", TOY[:60], TOY[60:70], TOY[:6])
+
+
+@pytest.fixture(scope="module")
+def overfitted():
+    """A parser that has learned a few sentences by heart."""
+    vocabulary = ParsingVocabulary.fit(SMALL.train)
+    few = Treebank("few", TOY[:6], TOY[:6], TOY[:6])
+    config = TransformerConfig(len(vocabulary), N=1, d_model=64, d_ff=128, h=2, dropout=0.0)
+    training = TrainingConfig(steps=180, max_tokens=400, warmup=50, factor=0.25, validate_every=180, label_smoothing=0.0)
+    model, log, left_out = train_parser(few, vocabulary, config, training, show_progress=False)
+    assert left_out == 0 and log[-1]["step"] == 180
+    return model, vocabulary
+
+
+def test_c30_the_unchanged_transformer_learns_trees(overfitted):
+    model, vocabulary = overfitted
+    assert type(model) is Transformer
+    for beam in (1, 3):
+        found = parse_sentences(model, vocabulary, [tree.words for tree in TOY[:6]], beam=beam)
+        assert [linearize(tree) for tree in found] == [linearize(tree) for tree in TOY[:6]]
+        assert bracket_f1(found, TOY[:6]).exact_match == 100
+
+
+def test_sentences_keep_their_order_and_their_own_words(overfitted):
+    model, vocabulary = overfitted
+    order = sorted(range(6), key=lambda i: -len(TOY[i].words))
+    found = parse_sentences(model, vocabulary, [TOY[i].words for i in order], beam=1, max_tokens=20)
+    assert [tree.words for tree in found] == [TOY[i].words for i in order]
+    assert parse_sentences(model, vocabulary, []) == []
+
+
+@pytest.fixture
+def untrained():
+    """A parser that has learned nothing."""
+    vocabulary = ParsingVocabulary.fit(SMALL.train)
+    return Transformer(TransformerConfig(len(vocabulary), N=1, d_model=8, d_ff=8, h=1)), vocabulary
+
+
+def test_paper_settings_are_the_defaults(untrained, monkeypatch):
+    seen = []
+    monkeypatch.setattr(parsing, "beam_search", lambda model, source, *settings: seen.append(settings) or [[([5], 0.0)]] * len(source))
+    found = parse_sentences(*untrained, [["a", "b"]])
+    assert seen == [(21, 0.3, 300)] and not found[0]
+    options = parsing.build_parser().parse_args(["gum", "--out", "x"])
+    assert (options.beam, options.alpha, options.extra) == (21, 0.3, 300)
+
+
+@pytest.mark.parametrize("sentences, error, message", [
+    (["a dog"], TypeError, r"sentences\[0\] is one string"), ([["a"], []], ValueError, r"sentences\[1\] has no word"),
+])
+def test_bad_sentences(untrained, sentences, error, message):
+    with pytest.raises(error, match=message):
+        parse_sentences(*untrained, sentences)
+
+
+def test_trees_too_long_for_a_batch_are_left_out():
+    long = Tree("S", tuple(Tree("NN", ("w",)) for _ in range(60)))
+    treebank = Treebank("x", [*TOY[:4], long], [TOY[4], long], TOY[:1])
+    vocabulary = ParsingVocabulary.fit(treebank.train)
+    config = TransformerConfig(len(vocabulary), N=1, d_model=8, d_ff=8, h=1)
+    training = TrainingConfig(steps=1, max_tokens=60, validate_every=1)
+    _, _, left_out = train_parser(treebank, vocabulary, config, training, show_progress=False)
+    assert left_out == 1
+
+
+def test_command_trains_scores_and_writes(tmp_path, capsys):
+    texts = {"train": "".join(f"{tree}\n" for tree in TOY[:40]), "dev": f"{TOY[40]}\n", "test": f"{TOY[41]}\n{TOY[42]}\n"}
+    write_treebank(tmp_path / "own", texts)
+    model, results, trees = tmp_path / "model", tmp_path / "results.json", tmp_path / "parsed.trees"
+    small = ("--N 1 --d_model 16 --d_ff 16 --h 2 --steps 4 --save_every 2 --copies 2 --precision fp32 --average 2 --extra 5 --beam 2 "
+             "--leaves XX").split()
+    command = [str(tmp_path / "own"), "--out", str(model), "--results", str(results), "--trees", str(trees), *small]
+    main(command)
+    found = json.loads(results.read_text())
+    assert list(found["scores"]) == ["right-branching", "nearest copy", "greedy", "beam 2"] and found["scores"]["greedy"]["sentences"] == 2
+    assert found["treebank"] == "own" and found["seed"] == 0 and found["training"]["steps"] == 4
+    assert found["pairs"] == {"copies": 2, "min_frequency": 2, "leaves": "XX", "parts": True}
+    assert found["averaged"] == ["step-00000002", "step-00000004"] and found["command"].startswith("python -m annotated.parsing")
+    assert found["claim"] == "C30" and len(trees.read_text().splitlines()) == 2 and "vocabulary" not in found
+    before = (model / "model.safetensors").read_bytes()
+    main([*command, "--beam_sentences", "1"])
+    rows = json.loads(results.read_text())["scores"]
+    assert {name: rows[name]["sentences"] for name in list(rows)[2:]} == {"greedy": 2, "greedy, first 1": 1, "beam 2, first 1": 1}
+    assert len(trees.read_text().splitlines()) == 1
+    main([*command, "--sentences", "1"])  # the model is there: scored, not trained
+    again = json.loads(results.read_text())
+    assert again["scores"]["greedy"]["sentences"] == 1 and (model / "model.safetensors").read_bytes() == before
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        main(["toy", "--out", str(model)])
+    assert stop.value.code == 2 and "holds no parser of the treebank toy" in capsys.readouterr().err
+
+
+def test_results_that_are_kept_add_up():
+    for path in sorted((ROOT / "results").glob("parsing_*.json")):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        assert {"data", "seed", "machine", "command", "metric", "log"} <= set(found)
+        for score in found["scores"].values():
+            assert score["f1"] == pytest.approx(200 * score["matched"] / (score["predicted"] + score["gold"]))
+            assert score["well_formed"] == pytest.approx(100 * (1 - score["errors"] / score["sentences"]))
+
+
+def test_paper_table_has_the_printed_figures():
+    import nbformat
+
+    page = nbformat.read(ROOT / "notebooks/22_constituency_parsing.ipynb", as_version=4)
+    table = next(cell.source for cell in page.cells if cell.source.startswith("TABLE_4"))
+    assert re.findall(r"\b(\d\d\.\d)\)", table) == "88.3 90.4 90.4 91.7 91.3 91.3 91.3 92.1 92.1 92.7 93.0 93.3".split()
