@@ -263,8 +263,8 @@ def load_treebank(name, root=None):
         files = {split: find_file(folder, f"{stem}.trees") for split, stem in (("train", "train"), ("valid", "dev"), ("test", "test"))}
         if None in files.values():
             raise FileNotFoundError(f"{folder} does not hold train.trees, dev.trees and test.trees (one bracketed tree a line, plain, "
-                                    ".gz or .xz): put them there, or name the folder that holds treebank-… in ANNOTATED_DATA; treebanks with a "
-                                    f"name: toy, {', '.join(TREEBANKS)}")
+                                    ".gz or .xz): put them there, or name the folder that holds treebank-… in ANNOTATED_DATA; treebanks "
+                                    f"with a name: toy, {', '.join(TREEBANKS)}")
         splits = {split: read_trees(path) for split, path in files.items()}
     splits = {split: [tree for tree in map(stripped, trees) if tree] for split, trees in splits.items()}
     for split in ("train", "valid", "test"):
