@@ -89,8 +89,8 @@ SCALES = {
                       TrainingConfig(steps=900, max_tokens=1024, warmup=200, factor=0.5, validate_every=300, save_every=300,
                                      keep_last=1, precision="bf16")),
     "toy": Scale(0, {"N": 3, "d_model": 64, "d_ff": 256},
-                 TrainingConfig(steps=300, max_tokens=1024, warmup=100, factor=0.5, validate_every=100, save_every=100,
-                                keep_last=1), sentences=100),
+                 TrainingConfig(steps=150, max_tokens=1024, warmup=60, factor=0.5, validate_every=50, save_every=50,
+                                keep_last=1), sentences=50),
 }
 
 

@@ -310,13 +310,13 @@ def test_a_killed_sweep_goes_on_where_it_stopped(tmp_path):
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=120) == INTERRUPTED, process.stdout.read()
     at = int(run_checkpoints(folder)[-1].name[5:])
-    assert 100 <= at < 100_000 and not (tmp_path / "out").exists()
+    assert 50 <= at < 100_000 and not (tmp_path / "out").exists()
     assert json.loads((folder / "seconds.json").read_text())["starts"] == 1
     goes_on = command(tmp_path, "--rows", "C-N2", "--steps", str(at + 3))
     said = subprocess.run(goes_on, env=ENVIRONMENT, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert said.returncode == 0, said.stdout + said.stderr
     (result,) = read_results(tmp_path / "out")
-    assert result["seconds"]["starts"] == 2 and result["log"][0]["step"] == 100  # the log of before was carried on
+    assert result["seconds"]["starts"] == 2 and result["log"][0]["step"] == 50  # the log of before was carried on
     assert result["log"][-1]["step"] == result["training"]["steps"] == at + 3
 
 
