@@ -4,7 +4,10 @@
 # `make multi30k-record` runs it; ANNOTATED_DATA says where the corpora are (fetched from the publisher if they are not there).
 set -euo pipefail
 cd "$(dirname "$0")/.."
-export MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TRIM_THRESHOLD_=1073741824 MALLOC_TOP_PAD_=67108864  # freed memory is kept and used again
+# batches of ever new shapes let memory grow for hours: fewer kept kernels, and an allocator that gives memory back, where there is one
+export ONEDNN_PRIMITIVE_CACHE_CAPACITY=100
+jemalloc=$(ldconfig -p | grep -o '/[^ ]*libjemalloc\.so\.2' | head -n 1 || true)
+[ -z "$jemalloc" ] || export LD_PRELOAD="$jemalloc" MALLOC_CONF="oversize_threshold:1,background_thread:false,dirty_decay_ms:3000,muzzy_decay_ms:3000,narenas:1"
 python=.venv/bin/python work=_build/multi30k_record results=results/multi30k_record
 mkdir -p "$results"
 rm -rf "$work"
