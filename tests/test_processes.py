@@ -68,9 +68,9 @@ class Poisoned(Transformer):
 
     healthy = 1
 
-    def forward(self, source, target):
+    def forward(self, source, target, project=True):
         self.healthy -= self.training
-        return super().forward(source, target) * (math.nan if self.healthy < 0 and (source == 9).any() else 1)
+        return super().forward(source, target, project) * (math.nan if self.healthy < 0 and (source == 9).any() else 1)
 
 torch.set_num_threads(1)
 with process_group("cpu", 60):

@@ -401,13 +401,13 @@ def test_no_batch_takes_more_than_the_largest(max_tokens, d_model):
 def test_too_little_memory_is_named_before_the_first_update(monkeypatch):
     model = tiny()
 
-    def full(*_):
+    def full(*_, **__):
         raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory")
 
     monkeypatch.setattr(model, "forward", full)
     with pytest.raises(MemoryError, match="largest batch, .* pairs of up to 5 tokens, does not .*smaller max_tokens"):
         train(model, PAIRS, PAIRS, QUICK, show_progress=False)
-    monkeypatch.setattr(model, "forward", lambda *_: 1 / 0)
+    monkeypatch.setattr(model, "forward", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         train(model, PAIRS, PAIRS, QUICK, show_progress=False)
 
