@@ -7,7 +7,7 @@ __all__ = ['MAX_DEPTH', 'ROOTS', 'LEAF', 'TREEBANKS', 'ENDINGS', 'PUNCTUATION', 
            'read_trees', 'bare_label', 'stripped', 'linearize', 'Malformed', 'delinearize', 'Treebank', 'load_treebank',
            'signature', 'ParsingVocabulary', 'inner_phrases', 'tree_pairs', 'phrases', 'brackets', 'BracketScore',
            'bracket_f1', 'right_branching', 'nearest_copy', 'parse_sentences', 'train_parser', 'parsing_scores',
-           'build_parser', 'machine', 'main']
+           'parsing_options', 'machine', 'main']
 
 # %% ../notebooks/22_constituency_parsing.ipynb #0a4a9e54
 import argparse
@@ -580,7 +580,7 @@ PRESETS = {  # name: (fields of TransformerConfig, TrainingConfig, what to train
 }
 
 
-def build_parser():
+def parsing_options():
     """The command line: a treebank, where the model and the results go, and an option for every field of the configurations."""
     parser = argparse.ArgumentParser("python -m annotated.parsing", usage="%(prog)s treebank --out FOLDER [options]",
                                      description="Train a Transformer to parse, and score it by labelled brackets.")
@@ -675,7 +675,7 @@ def _score_as_told(options, treebank, folder, device, command):
 
 def main(arguments=None):
     """Train and score a parser from a terminal, as `python -m annotated.parsing --help` explains."""
-    parser = build_parser()
+    parser = parsing_options()
     arguments = sys.argv[1:] if arguments is None else arguments
     options = vars(parser.parse_args(arguments))
     with one_line_errors(parser):

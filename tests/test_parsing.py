@@ -489,7 +489,7 @@ def test_paper_settings_are_the_defaults(untrained, monkeypatch):
     monkeypatch.setattr(parsing, "beam_search", lambda model, source, *settings: seen.append(settings) or [[([5], 0.0)]] * len(source))
     found = parse_sentences(*untrained, [["a", "b"]])
     assert seen == [(21, 0.3, 300)] and not found[0]
-    options = parsing.build_parser().parse_args(["gum", "--out", "x"])
+    options = parsing.parsing_options().parse_args(["gum", "--out", "x"])
     assert (options.beam, options.alpha, options.extra) == (21, 0.3, 300)
 
 
