@@ -4,13 +4,15 @@
 
 # %% auto #0
 __all__ = ['DEFINITIONS', 'TABLE_2', 'moses_tokenise', 'split_compounds', 'multi30k_form', 'Score', 'BleuReport', 'bleu_report',
-           'PublishedResult', 'hardware_flops', 'training_flops', 'links_from_attention', 'alignment_error_rate']
+           'describe_machine', 'PublishedResult', 'hardware_flops', 'training_flops', 'links_from_attention',
+           'alignment_error_rate']
 
 # %% ../notebooks/19_translation.ipynb #72543902
 import hashlib
 import json
 import math
 import os
+import platform
 import re
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -215,6 +217,15 @@ def bleu_report(hypotheses, references, target_language="de", loss=None, bootstr
     if path is not None:
         _write(report, hypotheses, Path(path))
     return report
+
+# %% ../notebooks/19_translation.ipynb #a339bd33
+def describe_machine(device="cpu"):
+    """Processor (or GPU), cores, threads and the version of PyTorch in words."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
+    name = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
+    name = torch.cuda.get_device_name(device) if str(device).startswith("cuda") else name
+    return f"{name}, {os.cpu_count()} cores, {torch.get_num_threads()} thread(s), torch {torch.__version__}"
 
 # %% ../notebooks/19_translation.ipynb #8deba885
 @dataclass(frozen=True)

@@ -7,13 +7,11 @@ __all__ = ['MAX_DEPTH', 'ROOTS', 'LEAF', 'TREEBANKS', 'ENDINGS', 'PUNCTUATION', 
            'read_trees', 'bare_label', 'stripped', 'linearize', 'Malformed', 'delinearize', 'Treebank', 'load_treebank',
            'signature', 'ParsingVocabulary', 'inner_phrases', 'tree_pairs', 'phrases', 'brackets', 'BracketScore',
            'bracket_f1', 'right_branching', 'nearest_copy', 'parse_sentences', 'train_parser', 'parsing_scores',
-           'parsing_options', 'machine', 'main']
+           'parsing_options', 'main']
 
 # %% ../notebooks/22_constituency_parsing.ipynb #0a4a9e54
 import argparse
 import json
-import os
-import platform
 import random
 import re
 import shlex
@@ -31,6 +29,7 @@ from .batches import pad, token_batches
 from .checkpoints import average_checkpoints, load_checkpoint, run_checkpoints, save_checkpoint
 from .corpora import checkout_data, data_root, find_file, read_lines, whole_file
 from .decoding import beam_search, check_beam, greedy_decode
+from .evaluation import describe_machine
 from .tokens import END, SPECIAL_PIECES, UNKNOWN
 from .toy_language import generate_corpus, read_sentences
 from .training import TrainingConfig, check_device, one_line_errors, train
@@ -283,7 +282,7 @@ def signature(word):
     marks = [name for name, there in (("digit", any(map(str.isdigit, word))), ("hyphen", "-" in word[1:-1])) if there]
     return " ".join(["unknown", case, *marks, *([f"-{ending}"] if ending else [])])
 
-
+# %% ../notebooks/22_constituency_parsing.ipynb #7c38baca
 class ParsingVocabulary:
     """Ids for words (and signatures of rare ones) and for the symbols of linearised trees, in one vocabulary.
 
@@ -636,14 +635,6 @@ def _train_as_told(options, treebank, folder, device):
                     vocabulary={"symbols": vocabulary.symbols, "words": vocabulary.words})
 
 # %% ../notebooks/22_constituency_parsing.ipynb #b4874422
-def machine():
-    """This machine in words: processor, cores, threads, torch."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    name = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
-    return f"{name}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, torch {torch.__version__}"
-
-
 def _score_as_told(options, treebank, folder, device, command):
     """Score the model in `folder` as the parsed options say, print the rows, and write the files that were asked for."""
     saved, start = load_checkpoint(folder, device), time.time()
@@ -657,7 +648,7 @@ def _score_as_told(options, treebank, folder, device, command):
     facts = {name: saved.info[name] for name in ("training", "pairs", "left_out", "averaged", "seconds", "log")}
     result = {
         "claim": "C30", "data": f"{treebank}; scored on test" + (f", its first {how['sentences']}" if how["sentences"] else ""),
-        "treebank": treebank.name, "seed": saved.info["training"]["seed"], "machine": machine(), "command": command,
+        "treebank": treebank.name, "seed": saved.info["training"]["seed"], "machine": describe_machine(device), "command": command,
         "metric": "labelled bracket F1 in percent: root and tags not counted, punctuation deleted, ADVP = PRT, summed over the corpus; "
                   "a malformed output is an empty tree",
         "decoding": how, "scores": {name: asdict(score) for name, score in rows.items()},

@@ -4,17 +4,16 @@
 
 # %% auto #0
 __all__ = ['TABLE_3', 'SCALES', 'DECODING', 'REPEATED', 'ALIKE', 'Scale', 'Row', 'rows', 'count_parameters', 'token_accuracy',
-           'measure', 'task_facts', 'finished_result', 'result_path', 'counting_seconds', 'describe_machine', 'run_row',
-           'plan', 'read_task', 'worker_environment', 'sweep', 'pooled_deviation', 'noise_band', 'verdict',
-           'read_results', 'Line', 'compare', 'side_lengths', 'length_buckets', 'measure_lengths', 'main',
-           'devices_for', 'lengths_main']
+           'measure', 'task_facts', 'finished_result', 'result_path', 'counting_seconds', 'run_row', 'plan',
+           'read_task', 'worker_environment', 'sweep', 'pooled_deviation', 'noise_band', 'verdict', 'read_results',
+           'Line', 'compare', 'side_lengths', 'length_buckets', 'measure_lengths', 'devices_for', 'lengths_main',
+           'main']
 
 # %% ../notebooks/21_model_variations.ipynb #e1db3648
 import argparse
 import json
 import math
 import os
-import platform
 import shutil
 import statistics
 import subprocess
@@ -33,6 +32,7 @@ from filelock import FileLock, Timeout
 from .batches import Batch, pair_lengths, token_batches, vocabulary_digest
 from .corpora import Corpus, load_corpus, whole_file
 from .decoding import translate
+from .evaluation import describe_machine
 from .tokens import PAD, UNKNOWN, SubwordTokenizer, WordTokenizer
 from annotated.training import (
     INTERRUPTED,
@@ -216,15 +216,6 @@ def counting_seconds(path):
     finally:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(seconds()), encoding="utf-8")
-
-
-def describe_machine(device="cpu"):
-    """Processor, cores, threads and versions in words."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
-    name = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
-    name = torch.cuda.get_device_name(device) if str(device).startswith("cuda") else name
-    return f"{name}, {os.cpu_count()} cores, {torch.get_num_threads()} thread(s), torch {torch.__version__}"
 
 # %% ../notebooks/21_model_variations.ipynb #7547172f
 class _Lines:
@@ -481,6 +472,37 @@ def measure_lengths(positions, seed, longest=9, max_length=64, steps=800, corpus
     return found
 
 # %% ../notebooks/21_model_variations.ipynb #8e0a3d41
+def devices_for(device="cpu", workers=None):
+    """One device a worker: CPU cores, or all GPUs in turn. ValueError for fewer than 1 worker and for no GPU."""
+    if workers is not None and workers < 1:
+        raise ValueError(f"workers={workers} will not do: give at least 1")
+    if not device.startswith("cuda"):
+        return [device] * (workers or 2)
+    if not torch.cuda.is_available():
+        raise ValueError(f"device {device!r} cannot be used: this machine has no GPU that PyTorch can reach; give cpu")
+    count = torch.cuda.device_count()
+    return [f"cuda:{i % count}" for i in range(workers or count)]
+
+# %% ../notebooks/21_model_variations.ipynb #f11db07c
+def lengths_main(arguments):
+    """`measure_lengths` for both kinds of positions and some seeds, into a JSON file."""
+    parser = argparse.ArgumentParser("python -m annotated.variations lengths", description="Train on short sentences, translate long ones.")
+    parser.add_argument("--out", required=True, metavar="FILE", help="JSON file to write")
+    parser.add_argument("--longest", type=int, default=9, help="tokens of the longer side in training (9)")
+    parser.add_argument("--steps", type=int, default=800, help="updates (800)")
+    parser.add_argument("--seeds", type=int, default=3, help="(3)")
+    options = parser.parse_args(arguments)
+    with one_line_errors(parser):
+        runs = [{"positions": positions, "seed": seed, "lengths": measure_lengths(positions, seed, options.longest, steps=options.steps)}
+                for seed in range(options.seeds) for positions in ("sinusoidal", "learned")]
+        facts = {"claim": "C17", "data": f"toy, all pairs of up to {options.longest} tokens a side in training, longer ones held out",
+                 "model": PRESETS["toy"][0], "training": asdict(replace(PRESETS["toy"][1], steps=options.steps)),
+                 "longest": options.longest, "decoding": DECODING, "runs": runs, "machine": describe_machine(),
+                 "command": " ".join(["python -m annotated.variations lengths", *arguments])}
+        with whole_file(options.out) as file:
+            file.write(json.dumps(facts, indent=1).encode("utf-8") + b"\n")
+
+# %% ../notebooks/21_model_variations.ipynb #f97f08f1
 def main(arguments=None):
     """Table 3 from a terminal: `python -m annotated.variations CORPUS --out FOLDER`, or `… lengths --out FILE` (C17)."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
@@ -513,37 +535,6 @@ def main(arguments=None):
         devices = devices_for(options.device, options.workers)
         results = sweep(options.corpus, options.out, options.work, scale, options.rows, options.seeds, devices, **size)
         print(f"{len(results)} results in {options.out}")
-
-
-def devices_for(device="cpu", workers=None):
-    """One device a worker: CPU cores, or all GPUs in turn. ValueError for fewer than 1 worker and for no GPU."""
-    if workers is not None and workers < 1:
-        raise ValueError(f"workers={workers} will not do: give at least 1")
-    if not device.startswith("cuda"):
-        return [device] * (workers or 2)
-    if not torch.cuda.is_available():
-        raise ValueError(f"device {device!r} cannot be used: this machine has no GPU that PyTorch can reach; give cpu")
-    count = torch.cuda.device_count()
-    return [f"cuda:{i % count}" for i in range(workers or count)]
-
-
-def lengths_main(arguments):
-    """`measure_lengths` for both kinds of positions and some seeds, into a JSON file."""
-    parser = argparse.ArgumentParser("python -m annotated.variations lengths", description="Train on short sentences, translate long ones.")
-    parser.add_argument("--out", required=True, metavar="FILE", help="JSON file to write")
-    parser.add_argument("--longest", type=int, default=9, help="tokens of the longer side in training (9)")
-    parser.add_argument("--steps", type=int, default=800, help="updates (800)")
-    parser.add_argument("--seeds", type=int, default=3, help="(3)")
-    options = parser.parse_args(arguments)
-    with one_line_errors(parser):
-        runs = [{"positions": positions, "seed": seed, "lengths": measure_lengths(positions, seed, options.longest, steps=options.steps)}
-                for seed in range(options.seeds) for positions in ("sinusoidal", "learned")]
-        facts = {"claim": "C17", "data": f"toy, all pairs of up to {options.longest} tokens a side in training, longer ones held out",
-                 "model": PRESETS["toy"][0], "training": asdict(replace(PRESETS["toy"][1], steps=options.steps)),
-                 "longest": options.longest, "decoding": DECODING, "runs": runs, "machine": describe_machine(),
-                 "command": " ".join(["python -m annotated.variations lengths", *arguments])}
-        with whole_file(options.out) as file:
-            file.write(json.dumps(facts, indent=1).encode("utf-8") + b"\n")
 
 
 if __name__ == "__main__" and "__file__" in globals():

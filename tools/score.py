@@ -8,31 +8,15 @@ RESULTS/SPLIT.json gets the scores with their signatures and what the model is a
 
 import argparse
 import json
-import os
-import platform
 import time
 from dataclasses import asdict
 from pathlib import Path
 
-import torch
-
 from annotated.checkpoints import load_checkpoint
 from annotated.corpora import load_corpus
 from annotated.decoding import translate
-from annotated.evaluation import bleu_report
+from annotated.evaluation import bleu_report, describe_machine
 from annotated.training import encode_pairs, validation_loss
-
-
-def processor():
-    """The processor's name as the system gives it."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
-
-
-def machine():
-    """The machine in words: processor, cores, threads, torch."""
-    return f"{processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, torch {torch.__version__}"
 
 
 def outputs_of(saved, sentences, options):
@@ -71,7 +55,7 @@ def main(options):
         "averaged_checkpoints": saved.info.get("averaged", []),
         "training_seconds": saved.info["seconds"],
         "decoding_seconds": round(seconds, 1),
-        "machine": machine(),
+        "machine": describe_machine(),
         "log": saved.info["log"],
     }
     path.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
