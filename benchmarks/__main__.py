@@ -217,10 +217,11 @@ def main(arguments=None):
         group.close()
         for key in group.workers:
             workers.pop(key)
+        (BUILD / "so_far.json").write_text(json.dumps(results) + "\n")  # for --report, if the run comes to no end
     measure.close()
     results["seconds"] = round(time.time() - start)
     disturbed = options.busy_anyway and max([idle] + [cell["foreign"]["worst"] for cell in results["cells"]]) > FOREIGN
-    results["disturbed"] = disturbed
+    results |= {"disturbed": disturbed, "aims": report.aims(results)}
     partial = options.quick or options.only or options.systems or options.effort < 1
     out = options.out or (BUILD / f"{'quick' if options.quick else 'part'}.json" if partial or disturbed else
                           Path("results") / f"bench{'' if options.device == 'cpu' else '_' + options.device}.json")

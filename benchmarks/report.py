@@ -82,24 +82,38 @@ def attention_table(cells):
     return "\n".join(lines)
 
 
-def aims_table(results):
-    """What is aimed at, and what this run found."""
-    lines = ["### aims", "", "| cell | ours | against | aim | found |", "|---|---|---|---:|---:|"]
+def aims(results):
+    """What is aimed at and what this run found, as dictionaries: cell, what, ours, theirs, aim (or None), found, met (or None)."""
+    rows = []
+
+    def add(cell, what, ours, theirs, aim, found, met):
+        rows.append({"cell": cell["name"], "what": what, "ours": ours["name"], "theirs": theirs["name"], "aim": aim,
+                     "found": round(found, 3), "met": met if aim else None})
+
     for name, ours, theirs, aim in work.AIMS:
         for cell in results["cells"]:
             a, b = (row_of(cell, entrant) for entrant in (ours, theirs))
             if cell["name"] == name and a and b:
                 found = times_as_fast(a, b)[0]
-                verdict = "" if aim is None else " ✓" if found >= aim else " ✗"
-                lines.append(f"| {name} | {ours} | {theirs} | {'' if aim is None else f'≥ {aim}'} | {found:.2f}{verdict} |")
+                add(cell, "times as fast", a, b, aim, found, found >= (aim or 0))
     for cell in results["cells"]:
         if cell["task"] == "train" and cell["size"] == "base" and cell["lengths"] == "equal":
             for precision in ("fp32", "bf16"):
                 a, b = (row_of(cell, work.Entrant(system, precision)) for system in ("annotated", "torch"))
                 if a and b and a.get("peak") and b.get("peak"):
                     found = a["peak"] / b["peak"]
-                    mark = "✓" if found <= work.MEMORY_AIM else "✗"
-                    lines.append(f"| {cell['name']}: peak memory | {a['name']} | {b['name']} | ≤ {work.MEMORY_AIM} | {found:.2f} {mark} |")
+                    add(cell, "of the peak memory", a, b, work.MEMORY_AIM, found, found <= work.MEMORY_AIM)
+    return rows
+
+
+def aims_table(results):
+    """What is aimed at, and what this run found, as a table of Markdown."""
+    lines = ["### aims", "", "| cell | ours | against | aim | found |", "|---|---|---|---:|---:|"]
+    for row in aims(results):
+        sign = {"times as fast": "≥", "of the peak memory": "≤"}[row["what"]]
+        name = row["cell"] + ("" if row["what"] == "times as fast" else ": peak memory")
+        mark, aim = {True: " ✓", False: " ✗", None: ""}[row["met"]], f"{sign} {row['aim']}" if row["aim"] else ""
+        lines.append(f"| {name} | {row['ours']} | {row['theirs']} | {aim} | {row['found']:.2f}{mark} |")
     return "\n".join(lines)
 
 

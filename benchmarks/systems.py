@@ -128,6 +128,19 @@ class Annotated(System):
         return [found[0][0] for found in beam_search(model, source, beam, extra=extra)]
 
 
+class Compiled(Annotated):
+    """The same, each decoding step compiled into one function; it needs a C++ compiler, and some time at the first call."""
+
+    precisions = ("fp32",)
+
+    def ready(self, rows):
+        """The plain model (the compiler cannot see into packed weights), compiled for all lengths at once."""
+        if not self.copies:
+            self.model.decode = torch.compile(self.model.decode, dynamic=True)
+            self.copies = {"all": self.model}
+        return self.model
+
+
 class TorchModel(nn.Module):
     """`torch.nn.Transformer` with the usual embeddings, positions and generator."""
 
@@ -386,5 +399,5 @@ def attention_of(system, size):
     raise ValueError(f"{system} offers no attention by itself")
 
 
-SYSTEMS = {"annotated": Annotated, "torch": Torch, "marian": Marian, "x-transformers": XTransformers, "joeynmt": JoeyNMT,
-           "ctranslate2": CTranslate2}
+SYSTEMS = {"annotated": Annotated, "annotated, compiled": Compiled, "torch": Torch, "marian": Marian,
+           "x-transformers": XTransformers, "joeynmt": JoeyNMT, "ctranslate2": CTranslate2}

@@ -175,6 +175,7 @@ def _decoding(size, task, batch, quick):
     heavy = size == "base" and task == "beam" and batch > 1
     ours = _each(["annotated"], "fp32", "bf16", "int8")
     peers = _each(["marian"], "fp32", "bf16") + _each(["ctranslate2"], "fp32", "bf16", "int8")
+    ours += () if size == "base" else _each(["annotated, compiled"], "fp32")
     slow = () if quick or heavy else _each(["torch"], "fp32", "bf16") + _each(["joeynmt"], "fp32")
     if task == "greedy" and not quick:  # x-transformers' beam search does not work with an encoder
         slow += _each(["x-transformers"], "fp32", "bf16")

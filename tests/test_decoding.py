@@ -3,6 +3,8 @@
 import copy
 import io
 import itertools
+import os
+import shutil
 import sys
 from functools import cache
 from types import SimpleNamespace
@@ -445,6 +447,19 @@ def test_a_packed_copy_is_the_same_model(precision, bound):
     kinds = {type(module) for module in fast.modules()}
     assert torch.nn.Linear not in kinds or precision != "int8"
     assert [len(ids) > 0 for ids in greedy_decode(fast, source)] == [True] * 3 and len(beam_search(fast, source, 2)) == 3
+
+
+@pytest.mark.long  # the compiler takes a minute
+@pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="torch.compile needs a C++ compiler")
+def test_a_compiled_step_writes_the_same():
+    model, sources = copy.deepcopy(half_trained(1)), [[7, 4, 9], [5, 5, 8, 6, 10, 4], [11], [6, 7, 8, 9]]
+    source = pad([[*ids, END] for ids in sources])
+    expected = greedy_decode(model, source, extra=6), beam_search(model, source, 3, extra=6, n_best=2)
+    calls, compiled = [], torch.compile(model.decode, dynamic=True)
+    model.decode = lambda *arguments: calls.append(len(arguments[0])) or compiled(*arguments)
+    assert greedy_decode(model, source, extra=6) == expected[0] and len(calls) > 3
+    for found, plain in zip(beam_search(model, source, 3, extra=6, n_best=2), expected[1], strict=True):
+        assert_same(found, plain)
 
 
 def test_translation_in_another_precision_is_that_of_a_packed_copy(model):
