@@ -71,7 +71,7 @@ multi30k-record: setup  ## the same as the literature scores it, with the best p
 newstest: setup  ## train on the news, Tatoeba and Multi30k at hand, score newstest2014 (about 90 minutes on 1 core)
 	bash tools/newstest.sh
 
-bench: setup _build/bench/ready  ## speed beside its peers on a quiet machine: about 20 minutes, 6 with BENCH=--quick (python -m benchmarks --help)
+bench: setup _build/bench/ready  ## speed beside its peers on a quiet machine: about half an hour, 6 minutes with BENCH=--quick (python -m benchmarks --help)
 	OMP_NUM_THREADS= _build/bench/venv/bin/python -m benchmarks $(BENCH)
 
 _build/bench/ready: .venv/ready pyproject.toml  # the peers, in an environment of their own that sees the packages of .venv
@@ -84,11 +84,11 @@ variations: setup  ## train every row of Table 3 on Multi30k for page 21, a proc
 lengths: setup  ## translate toy sentences longer than those of training, for page 05 (about 10 minutes on 1 core)
 	$(PYTHON) -m annotated.variations lengths --out results/lengths.json
 
-parse-gum: setup  ## train and score a constituency parser on the treebank GUM (about 20 minutes on 1 core)
+parse-gum: setup  ## train and score a constituency parser on the treebank GUM (about 40 minutes on 1 core)
 	$(PYTHON) -m annotated.parsing gum --out _build/parse-gum --results results/parsing_gum.json --trees _build/parse-gum.trees
 
-parse-craft: setup  ## the same on the treebank CRAFT; beam search for the first 1,000 of its 6,224 test sentences
-	$(PYTHON) -m annotated.parsing craft --out _build/parse-craft --results results/parsing_craft.json --trees _build/parse-craft.trees --beam_sentences 1000
+parse-craft: setup  ## the same on the treebank CRAFT (about 40 minutes on 1 core)
+	$(PYTHON) -m annotated.parsing craft --out _build/parse-craft --results results/parsing_craft.json --trees _build/parse-craft.trees
 
 wmt: setup  ## the full WMT14 run of page 23 on this machine's GPUs (WMT_SIZE=base|big WMT_PAIR=en-de|en-fr); days
 	WMT_RUN=full $(PYTHON) tools/book.py 23

@@ -164,7 +164,7 @@ def parse(arguments):
     """The command line."""
     parser = argparse.ArgumentParser("python -m benchmarks", description=__doc__)
     add = parser.add_argument
-    add("--quick", action="store_true", help="a subset, about 6 minutes on 2 cores; all of it takes about 20")
+    add("--quick", action="store_true", help="a subset, about 6 minutes on 2 cores; all of it takes about half an hour")
     add("--out", type=Path, help="JSON file (results/bench.json; _build/bench/… for a quick, partial or disturbed run)")
     add("--busy-anyway", action="store_true", help="measure although the machine is busy, and mark the report so")
     add("--threads", type=int, default=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())

@@ -80,7 +80,7 @@ def test_round_trip_through_symbols(tree):
     assert symbols.count(LEAF) == len(tree.words)
     again = delinearize(symbols, tree.words)
     assert again.words == tree.words and {leaf.label for leaf in again.leaves()} == {LEAF} and linearize(again) == symbols
-    for leaves in ("words", LEAF):
+    for leaves in ("words", "numbers", LEAF):
         vocabulary = ParsingVocabulary.fit([tree], leaves=leaves)
         assert vocabulary.symbols_of(vocabulary.encode_tree(tree)) == symbols
 
@@ -368,8 +368,35 @@ def test_words_are_written_as_leaves():
     again = ParsingVocabulary(vocabulary.symbols, vocabulary.words)
     assert again.symbols_of(ids) == linearize(tree) and delinearize(again.symbols_of(ids), tree.leaves()) == tree
     assert again.symbols_of([3, words[0]]) == ["<unk>", LEAF] and again.encode_tree(parse_tree("(VP (NN dog))"))[0] == 3
-    with pytest.raises(ValueError, match="leaves='tags': give 'words' or 'XX'"):
+    with pytest.raises(ValueError, match="leaves='tags': give one of 'words', 'numbers', 'XX'"):
         ParsingVocabulary.fit([tree], leaves="tags")
+
+
+def test_numbers_are_written_as_leaves():
+    dogs = parse_tree("(NP (NN XX) (NN 3) (NN dog) (NN dog))")
+    tree = parse_tree(f"(S (A {' '.join(['(N a)'] * 9)}) (B {' '.join(['(N b)'] * 120)}))")
+    vocabulary = ParsingVocabulary.fit([dogs, tree], leaves="numbers")
+    assert len(vocabulary.numbers) == parsing.NUMBERS == 128 < len(tree.words)
+    for start in (0, 5, 127):
+        ids = vocabulary.encode_words(tree.words, start)
+        assert ids[1::2] == [vocabulary.word_ids[word] for word in tree.words]
+        assert ids[::2] == [vocabulary.symbol_ids[str((start + i) % 128)] for i in range(129)]
+        leaves = [index for index in vocabulary.encode_tree(tree, ids) if index in vocabulary.numbers]
+        assert leaves == ids[::2] and vocabulary.symbols_of(vocabulary.encode_tree(tree, ids)) == linearize(tree)
+    again = ParsingVocabulary(vocabulary.symbols, vocabulary.words)
+    ids = again.encode_tree(dogs)
+    assert [again.table[index] for index in ids] == ["(NP", "0", "1", "2", "3", ")NP"] and again.symbols_of(ids) == linearize(dogs)
+    assert again.symbols_of(again.encode_words(dogs.words)) == [LEAF, "word XX", LEAF, "word 3", LEAF, "word dog", LEAF, "word dog"]
+
+
+def test_counting_begins_anywhere_in_copies():
+    vocabulary = ParsingVocabulary.fit(TOY, leaves="numbers")
+    pairs = tree_pairs(TOY, vocabulary, copies=2, seed=1, parts=True)
+    plain, copies, parts = pairs[: len(TOY)], pairs[len(TOY): 2 * len(TOY)], pairs[2 * len(TOY):]
+    starts = [[source[0] - vocabulary.numbers[0] for source, _ in some] for some in (plain, copies, parts)]
+    assert set(starts[0]) == {0} and all(len(set(some)) > 60 and set(some) <= set(range(128)) for some in starts[1:])
+    for source, target in pairs:
+        assert source[::2] == [index for index in target if index in vocabulary.numbers]
 
 
 def test_phrases_to_train_on():
@@ -522,7 +549,7 @@ def test_command_trains_scores_and_writes(tmp_path, capsys):
     found = json.loads(results.read_text())
     assert list(found["scores"]) == ["right-branching", "nearest copy", "greedy", "beam 2"] and found["scores"]["greedy"]["sentences"] == 2
     assert found["treebank"] == "own" and found["seed"] == 0 and found["training"]["steps"] == 4
-    assert found["pairs"] == {"copies": 2, "min_frequency": 2, "leaves": "XX", "parts": True}
+    assert found["pairs"] == {"copies": 2, "min_frequency": 3, "leaves": "XX", "parts": True}  # the preset gum, but for what was given
     assert found["averaged"] == ["step-00000002", "step-00000004"] and found["command"].startswith("python -m annotated.parsing")
     assert found["claim"] == "C30" and len(trees.read_text().splitlines()) == 2 and "vocabulary" not in found
     before = (model / "model.safetensors").read_bytes()

@@ -113,6 +113,8 @@ MUTATIONS = [
     ("punctuation moves the brackets", "parsing", 'PUNCTUATION = (",", ":", "``", "\'\'", ".")', "PUNCTUATION = ()", "parsing"),
     ("parses are searched with the penalty for translations", "parsing", "beam=21, alpha=0.3, extra=300, max_tokens",
      "beam=21, alpha=0.6, extra=300, max_tokens", "parsing"),
+    ("words are numbered from 0 wherever the count begins", "parsing", "in enumerate(ids, start)", "in enumerate(ids)", "parsing"),
+    ("a word that is no leaf passes for one", "parsing", "LEAF if words else f\"word {self.table[i]}\"", "LEAF", "parsing"),
     ("the error names the line before", "parsing", "read_lines(path), start=1)", "read_lines(path), start=0)", "parsing"),
 ]
 
