@@ -87,7 +87,7 @@ lengths: setup  ## translate toy sentences longer than those of training, for pa
 parse-gum: setup  ## train and score a constituency parser on the treebank GUM (about 40 minutes on 1 core)
 	$(PYTHON) -m annotated.parsing gum --out _build/parse-gum --results results/parsing_gum.json --trees _build/parse-gum.trees
 
-parse-craft: setup  ## the same on the treebank CRAFT (about 40 minutes on 1 core)
+parse-craft: setup  ## the same on the treebank CRAFT (about 50 minutes on 1 core)
 	$(PYTHON) -m annotated.parsing craft --out _build/parse-craft --results results/parsing_craft.json --trees _build/parse-craft.trees
 
 wmt: setup  ## the full WMT14 run of page 23 on this machine's GPUs (WMT_SIZE=base|big WMT_PAIR=en-de|en-fr); days

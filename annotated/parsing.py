@@ -282,10 +282,10 @@ def signature(word):
     marks = [name for name, there in (("digit", any(map(str.isdigit, word))), ("hyphen", "-" in word[1:-1])) if there]
     return " ".join(["unknown", case, *marks, *([f"-{ending}"] if ending else [])])
 
-# %% ../notebooks/22_constituency_parsing.ipynb #7c38baca
+# %% ../notebooks/22_constituency_parsing.ipynb #b606e2b4
 NUMBERS = 128
 
-
+# %% ../notebooks/22_constituency_parsing.ipynb #7c38baca
 class ParsingVocabulary:
     """Ids for words (and signatures of rare ones) and for the symbols of linearised trees, in one vocabulary.
 
