@@ -5,12 +5,14 @@
 # %% auto #0
 __all__ = ['INTERRUPTED', 'PRESETS', 'MODULES', 'TrainingConfig', 'encode_pairs', 'index_stream', 'batch_stream', 'evaluating',
            'ranks', 'sum_over_ranks', 'share', 'backward_share', 'validation_loss', 'largest_batch', 'rehearse',
-           'noting_sigterm', 'run_facts', 'Run', 'save_run', 'apply_gradient', 'add_row', 'train', 'train_on',
-           'fingerprint', 'book_model', 'one_line_errors', 'check_device', 'process_group', 'build_parser', 'main']
+           'noting_sigterm', 'run_facts', 'Run', 'save_run', 'apply_gradient', 'add_row', 'keep_memory',
+           'give_memory_back', 'train', 'train_on', 'fingerprint', 'book_model', 'one_line_errors', 'check_device',
+           'process_group', 'build_parser', 'main']
 
 # %% ../notebooks/17_training.ipynb #55da4034
 import argparse
 import ast
+import ctypes
 import hashlib
 import json
 import math
@@ -46,7 +48,7 @@ from annotated.checkpoints import (
     set_random_state,
 )
 from .corpora import checkout_data, data_root, load_corpus
-from .regularization import LabelSmoothingLoss
+from .regularization import LabelSmoothingLoss, sixteen_bit_dropout
 from .schedule import NoamSchedule, adam
 from .tokens import PAD, UNKNOWN, SubwordTokenizer, WordTokenizer
 from .transformer import Transformer, TransformerConfig
@@ -267,7 +269,7 @@ class Run:
     """
 
     def __init__(self, model, config, pairs, folder=None, tokenizer=None):
-        self.model, self.config, self.tokenizer = model, config, tokenizer
+        self.model, self.config, self.tokenizer = sixteen_bit_dropout(model), config, tokenizer
         self.folder = None if folder is None else Path(folder)
         self.device, (self.rank, self.world) = next(model.parameters()).device, ranks()
         torch.manual_seed(config.seed + (self.rank << 32))  # each process its own dropout; rank 0 as if alone
@@ -341,6 +343,26 @@ def add_row(run, pairs, rate):
     progress["losses"], progress["skipped"] = [], []
     return row
 
+# %% ../notebooks/17_training.ipynb #515f37b8
+def _c_library(name):
+    """The function of this name in the C library, or None where it has none."""
+    try:
+        return getattr(ctypes.CDLL(None), name)
+    except (OSError, TypeError, AttributeError):
+        return None
+
+
+def keep_memory():
+    """Tell the C library to keep freed memory for the next step, in the whole process; whether it could be told (glibc)."""
+    mallopt = _c_library("mallopt")  # options by number: no blocks mapped alone, never trim, grow by 64 MB, one arena
+    return mallopt is not None and all(mallopt(*option) for option in ((-4, 0), (-1, -1), (-2, 1 << 26), (-8, 1)))
+
+
+def give_memory_back():
+    """Give memory that is free back to the system now; whether the C library can (glibc)."""
+    malloc_trim = _c_library("malloc_trim")
+    return malloc_trim is not None and malloc_trim(0) >= 0
+
 # %% ../notebooks/17_training.ipynb #6d9e6e6d
 def _wrap(network, config, world):
     """The model as the loop calls it: compiled if wanted, and of several processes with the gradients averaged."""
@@ -405,6 +427,7 @@ def train(model, train_pairs, valid_pairs, config, show_progress=True, run_folde
             done = progress["step"] == config.steps
             if progress["step"] % config.validate_every == 0 or done:
                 teller.tell(add_row(run, valid_pairs, rate))
+                give_memory_back()
             if run_folder is not None and (progress["step"] % config.save_every == 0 or done or stop):
                 save_run(run)
             teller.step()
@@ -643,6 +666,7 @@ def main(arguments=None):
     """Train from a terminal, as `python -m annotated.training --help` explains."""
     parser = build_parser()
     options = vars(parser.parse_args(arguments))
+    keep_memory()
     with one_line_errors(parser), process_group(options["device"], options["timeout"]) as device:
         _train_as_told(options, device)
 

@@ -74,8 +74,11 @@ class Annotated(System):
     """The library of the book, through its own functions."""
 
     def build(self, N, d_model, d_ff, h, vocab_size):
+        from annotated.training import keep_memory
         from annotated.transformer import Transformer, TransformerConfig
 
+        if not self.fair:
+            keep_memory()  # as its command line does; in the fair table all have such settings
         self.model = Transformer(TransformerConfig(vocab_size, N=N, d_model=d_model, d_ff=d_ff, h=h, dropout=0.1))
 
     def make_optimizer(self):

@@ -8,6 +8,7 @@ PAD, BEGIN, END = 0, 1, 2
 TOKENS = 2048  # target tokens of a training batch, about
 SOURCE, WRITTEN = 25, 40  # decoding: tokens of a source sentence, end token counted, and tokens written to each
 LENGTHS = {"mean": 27, "sigma": 0.55, "longest": 100}  # of the ragged sentences
+POOL = 20_000  # ragged pairs that batches are cut from: as in a corpus, a batch finds others of its length
 
 
 @dataclass(frozen=True)

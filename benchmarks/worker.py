@@ -151,8 +151,8 @@ class Bench:
                 table, groups = np.concatenate([work.equal_lengths(tokens)] * units), None
                 groups = np.array_split(np.arange(len(table)), units)
             else:
-                table = work.ragged_lengths(round(units * tokens / work.LENGTHS["mean"]))
-                groups = work.cut(table, order, tokens)
+                table = work.ragged_lengths(work.POOL)
+                groups = work.cut(table, order, tokens)[:units]
             pairs = work.sentences(table, work.SIZES[self.size].vocab_size)
             collated = [Batch.collate([pairs[i] for i in group]).to(self.device) for group in groups]
             self.data[key] = [(batch.source, batch.target_in, batch.target_out) for batch in collated]

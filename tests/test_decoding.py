@@ -27,6 +27,7 @@ from annotated.decoding import (
     greedy_decode,
     largest,
     length_penalty,
+    log_total,
     main,
     packed_copy,
     read_input,
@@ -395,6 +396,19 @@ def test_the_largest_in_two_levels_are_those_of_topk(rows, types, k, block, seed
 def test_of_equals_the_first_is_taken_as_by_argmax():
     x = torch.randint(0, 3, (50, 200), generator=torch.Generator().manual_seed(0)).float()
     assert torch.equal(largest(x, block=3)[1][:, 0], x.argmax(dim=1))
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 40), st.sampled_from([3, 500, 200_000]), st.sampled_from([torch.bfloat16, torch.float32, torch.float64]),
+       st.floats(0.1, 50), st.integers(0, 10**6))
+def test_the_denominator_is_that_of_log_softmax(rows, types, dtype, spread, seed):
+    if rows * types > 1_000_000:
+        rows = 5
+    logits = (torch.randn(rows, types, generator=torch.Generator().manual_seed(seed)) * spread).to(dtype)
+    kind = torch.promote_types(dtype, torch.float32)
+    total = log_total(logits, kind)
+    assert total.shape == (rows, 1) and total.dtype == kind
+    assert torch.allclose(logits.double() - total.double(), logits.double().log_softmax(dim=1), rtol=1e-6, atol=2e-5)
 
 
 def test_the_largest_are_found_without_a_look_at_every_place(monkeypatch):

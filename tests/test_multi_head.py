@@ -291,6 +291,30 @@ def test_only_the_recorded_path_forms_the_weights(monkeypatch):
     assert len(calls) == 2
 
 
+@pytest.mark.parametrize(("rows", "queries", "dtype", "d_k", "threads", "explicit"), [
+    (16, 1, torch.bfloat16, 64, 2, True), (15, 1, torch.bfloat16, 64, 2, False), (16, 2, torch.bfloat16, 64, 2, False),
+    (16, 1, torch.float32, 64, 2, False), (16, 1, torch.bfloat16, 32, 2, False), (16, 1, torch.bfloat16, 64, 1, False),
+])
+def test_a_step_for_many_rows_in_bf16_takes_the_explicit_path_and_gives_the_same(
+    rows, queries, dtype, d_k, threads, explicit, monkeypatch
+):
+    torch.manual_seed(0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    layer = MultiHeadAttention(128, 2, d_k=d_k).to(dtype).eval()
+    fused, calls = F.scaled_dot_product_attention, []
+    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **k: calls.append(1) or fused(*a, **k))
+    Q, K, V = torch.randn(rows, 2, queries, d_k).to(dtype), *(torch.randn(rows, 2, 9, d_k).to(dtype) for _ in range(2))
+    mask = torch.rand(rows, 1, 1, 9) < 0.7
+    mask[0] = False  # a row with nothing to attend to
+    for some in (None, mask):
+        calls.clear()
+        heads = layer.attend(Q, K, V, some)
+        assert len(calls) == (0 if explicit else 1) and heads.dtype == dtype
+        expected = fused(Q.double(), K.double(), V.double(), some)
+        close = {torch.float32: 1e-5, torch.bfloat16: 0.03}[dtype]
+        assert torch.allclose(heads.double(), torch.zeros_like(expected).where(expected.isnan(), expected), rtol=0, atol=close)
+
+
 def test_short_training_on_a_processor_takes_the_explicit_path_and_gives_the_same(monkeypatch):
     layer = make()
     fused, calls = F.scaled_dot_product_attention, []

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
-from annotated.regularization import LabelSmoothingLoss
+from annotated.regularization import LabelSmoothingLoss, SixteenBitDropout, sixteen_bit_dropout
 from annotated.transformer import Transformer, TransformerConfig
 
 
@@ -157,17 +157,22 @@ def test_in_chunks_as_in_one_piece(tokens, vocab_size, chunk, smoothing, reducti
         assert (one - other).abs().max() < 1e-9
 
 
-def test_chunks_never_hold_all_logits_and_agree_in_half_precision(monkeypatch):
+def test_chunks_hold_few_logits_and_agree_in_half_precision(monkeypatch):
     torch.manual_seed(0)
-    hidden, weight = torch.randn(1100, 8), torch.randn(30_000, 8, requires_grad=True)
-    target, largest, softmax = torch.randint(1, 30_000, (1100,)), [], torch.Tensor.log_softmax
-    monkeypatch.setattr(torch.Tensor, "log_softmax", lambda x, *a, **k: (largest.append(len(x)), softmax(x, *a, **k))[1])
+    hidden, weight = torch.randn(2400, 8), torch.randn(30_000, 8, requires_grad=True)
+    target, chunks, rows = torch.randint(1, 30_000, (2400,)), [], []
+    product, softmax = torch.Tensor.__matmul__, torch.Tensor.log_softmax
+    monkeypatch.setattr(torch.Tensor, "__matmul__", lambda x, y: (chunks.append((len(x), y.size(1))), product(x, y))[1])
+    monkeypatch.setattr(torch.Tensor, "log_softmax", lambda x, *a, **k: (rows.append(len(x)), softmax(x, *a, **k))[1])
     grads = {}
-    for enabled in (False, True):
+    for enabled, expected in ((False, [1200, 1200]), (True, [2400])):  # 256 MB are 2,236 rows in fp32, twice as many in bf16
+        chunks.clear(), rows.clear()
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
             loss = LabelSmoothingLoss(0.1).of_hidden(hidden, weight, target)
         grads[enabled] = torch.autograd.grad(loss, weight)[0]
-    assert largest == [512, 512, 76] * 2 and grads[True].dtype == torch.float32
+        assert [n for n, columns in chunks if columns == 30_000 and n != 8] == expected
+        assert max(rows) * 30_000 <= 1 << 19 and sum(rows) == 2400
+    assert grads[True].dtype == torch.float32
     assert 0 < (grads[True] - grads[False]).norm() / grads[False].norm() < 0.02
 
 
@@ -176,3 +181,54 @@ def test_one_chunk_is_the_plain_loss_bit_for_bit():
     hidden, weight, target = torch.randn(3, 20, 8), torch.randn(50, 8), torch.randint(0, 50, (3, 20))
     criterion = LabelSmoothingLoss(0.1, reduction="sum")
     assert criterion.of_hidden(hidden, weight, target) == criterion(hidden @ weight.T, target)
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.floats(0.01, 0.95), st.integers(0, 10**6), st.sampled_from([torch.float32, torch.bfloat16, torch.float64]))
+def test_sixteen_bit_dropout_is_dropout(p, seed, dtype):
+    torch.manual_seed(seed)
+    x = (torch.rand(300, 1001) + 0.5).to(dtype).requires_grad_()  # no multiple of four
+    outer, rate = torch.randn_like(x), round(p * 65536) / 65536
+    y = SixteenBitDropout(p)(x)
+    gone = y == 0
+    assert y.dtype == dtype and y.shape == x.shape
+    assert abs(gone.double().mean().item() - rate) < 5 * math.sqrt(rate * (1 - rate) / x.numel())  # five standard errors
+    scale = torch.tensor(65536 / (65536 - round(p * 65536)), dtype=torch.float64).to(dtype)
+    assert torch.equal(y[~gone], (x * scale)[~gone])
+    (slope,) = torch.autograd.grad(y, x, outer)
+    assert torch.equal(slope, torch.where(gone, torch.zeros_like(outer), outer * scale))
+
+
+def test_sixteen_bit_dropout_draws_independently():
+    torch.manual_seed(0)
+    gone = (SixteenBitDropout(0.3)(torch.ones(1000, 1000)) == 0).double() - 0.3
+    for lag in (1, 2, 3, 4, 5, 8, 1000):  # neighbours share a 64-bit word; none may know of the other
+        flat = gone.flatten()
+        assert abs((flat[:-lag] * flat[lag:]).mean() / 0.21) < 0.005  # five standard errors
+    again = SixteenBitDropout(0.3)(torch.ones(1000, 1000))
+    assert abs(((again == 0).double() - 0.3).mul(gone).mean() / 0.21) < 0.005
+    torch.manual_seed(0)
+    assert torch.equal(gone, (SixteenBitDropout(0.3)(torch.ones(1000, 1000)) == 0).double() - 0.3)
+
+
+@pytest.mark.parametrize(("p", "rows", "training"), [(0.3, 100, True), (0.0, 1000, True), (1.0, 1000, True), (0.3, 1000, False)])
+def test_elsewhere_sixteen_bit_dropout_is_pytorchs(p, rows, training):
+    x, outputs = torch.randn(rows, 1000), []
+    for kind in (nn.Dropout, SixteenBitDropout):
+        torch.manual_seed(0)
+        outputs.append(kind(p).train(training)(x))
+    assert torch.equal(*outputs)
+
+
+def test_a_models_dropout_is_exchanged_in_place():
+    class Other(nn.Dropout):
+        pass
+
+    model = nn.Sequential(nn.Dropout(0.2), nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.4).eval()), Other(0.1))
+    before, calls = list(model.modules()), []
+    model[0].register_forward_hook(lambda *_: calls.append(1))
+    assert sixteen_bit_dropout(model) is model and list(model.modules()) == before
+    assert [type(m) for m in (model[0], model[1][1], model[2])] == [SixteenBitDropout, SixteenBitDropout, Other]
+    assert (model[0].p, model[1][1].p, model[0].training, model[1][1].training) == (0.2, 0.4, True, False)
+    model(torch.ones(3, 2))
+    assert calls == [1]

@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 import signal
+import subprocess
 import sys
 from collections import Counter
 from dataclasses import fields, replace
@@ -22,7 +23,7 @@ from annotated import checkpoints, training
 from annotated.batches import EncodedPairs, load_prepared, pair_lengths, prepare_corpus, token_batches, write_encoded
 from annotated.checkpoints import MANIFEST, load_checkpoint, run_checkpoints
 from annotated.corpora import Corpus
-from annotated.regularization import LabelSmoothingLoss
+from annotated.regularization import LabelSmoothingLoss, SixteenBitDropout
 from annotated.schedule import noam_rate
 from annotated.tokens import BEGIN, END, PAD, WordTokenizer
 from annotated.training import (
@@ -859,3 +860,47 @@ def test_help_names_every_field(monkeypatch):
         if field.name not in ("vocab_size", "pad_id"):
             assert f"--{field.name}" in text
     assert max(map(len, text.splitlines())) <= 100
+
+
+def test_a_run_draws_sixteen_bits_for_dropout_and_goes_on_with_the_same_masks(tmp_path):
+    wide = {"d_model": 256, "d_ff": 16, "dropout": 0.3}  # 64 pairs of 9 tokens are more numbers than PyTorch's own way is kept for
+    pairs = [([3 + i % 12] * 8, [3 + (i * 5) % 12] * 8) for i in range(64)]
+    config = TrainingConfig(steps=2, max_tokens=576, warmup=2, validate_every=2, save_every=1)
+    losses = []
+    for folder, stops in (("whole", (2,)), ("parts", (1, 2))):
+        for steps in stops:
+            torch.manual_seed(0)
+            model = tiny(**wide)
+            log = train(model, pairs, pairs[:2], replace(config, steps=steps), False, tmp_path / folder)
+        assert {type(m) for m in model.modules() if isinstance(m, torch.nn.Dropout)} == {SixteenBitDropout}
+        losses.append((log[-1]["valid_loss"], model.embedding.weight.detach().clone()))
+    assert losses[0][0] == losses[1][0] and torch.equal(losses[0][1], losses[1][1])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="page faults are counted on Linux")
+def test_kept_memory_is_not_mapped_again_and_is_given_back_on_request():
+    program = """
+import resource, torch
+from annotated.training import give_memory_back, keep_memory
+torch.set_num_threads(1)
+resident = lambda: int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
+def faults(times):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(times):
+        torch.ones(20_000_000)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+plain, could, first, later, full = faults(4), keep_memory(), faults(1), faults(4), resident()
+print(plain, could, later, full - resident(), give_memory_back(), full - resident())
+"""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC", "LD_PRELOAD"))}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True)
+    plain, could, later, before, could_give, after = done.stdout.split()
+    if could != "True":
+        pytest.skip("the C library here has no mallopt")
+    assert int(plain) > 4 * 19_000 and int(later) < 8 * 19_000 * 0.3, "four times 80 MB in pages of 4 kB"
+    assert could_give == "True" and int(before) < 1e6 and int(after) > 60e6
+
+
+def test_without_such_a_c_library_memory_is_left_alone(monkeypatch):
+    monkeypatch.setattr(training, "_c_library", lambda name: None)
+    assert (training.keep_memory(), training.give_memory_back()) == (False, False)
