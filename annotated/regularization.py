@@ -15,14 +15,14 @@ from torch import nn
 class SixteenBitDropout(nn.Dropout):
     """`nn.Dropout` that draws 16 random bits for an element, four elements at a time; p becomes a multiple of 1/65536 (5.4).
 
-    PyTorch's own takes over on a GPU, in compiled code, and for small tensors, which take no time worth saving and so
+    PyTorch's own takes over on other devices, in compiled code, and for small tensors, which take no time worth saving and so
     keep the draws, and the results, that they have always had.
     """
 
     def forward(self, x):
         """x of any shape -> the same shape; the identity in eval mode."""
         drop = round(self.p * 65536)
-        if not self.training or not 0 < drop < 65536 or x.numel() <= 1 << 17 or x.is_cuda or torch.compiler.is_compiling():
+        if not self.training or not 0 < drop < 65536 or x.numel() <= 1 << 17 or x.device.type != "cpu" or torch.compiler.is_compiling():
             return super().forward(x)
         words = torch.empty(math.ceil(x.numel() / 4), dtype=torch.int64, device=x.device).random_(-(1 << 63), None)
         bits = words.view(torch.int16)[: x.numel()].view(x.shape)  # evenly from -32768 to 32767

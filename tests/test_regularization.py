@@ -176,6 +176,19 @@ def test_chunks_hold_few_logits_and_agree_in_half_precision(monkeypatch):
     assert 0 < (grads[True] - grads[False]).norm() / grads[False].norm() < 0.02
 
 
+def test_chunks_add_up_in_half_precision():
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(1200, 8, requires_grad=True), torch.randn(900, 8, requires_grad=True)
+    target, grads = torch.randint(1, 900, (1200,)), []
+    for chunk in (1199, 500):  # two chunks and three
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = LabelSmoothingLoss(0.1).of_hidden(hidden, weight, target, chunk=chunk)
+        grads.append((loss, *torch.autograd.grad(loss, (hidden, weight))))
+    exact = F.cross_entropy(hidden @ weight.T, target, label_smoothing=0.1)
+    for one, other, right in zip(*grads, (exact, *torch.autograd.grad(exact, (hidden, weight))), strict=True):
+        assert (one - right).norm() < 0.02 * right.norm() and (other - right).norm() < 0.02 * right.norm()
+
+
 def test_one_chunk_is_the_plain_loss_bit_for_bit():
     torch.manual_seed(0)
     hidden, weight, target = torch.randn(3, 20, 8), torch.randn(50, 8), torch.randint(0, 50, (3, 20))

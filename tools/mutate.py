@@ -115,6 +115,14 @@ MUTATIONS = [
      "beam=21, alpha=0.6, extra=300, max_tokens", "parsing"),
     ("words are numbered from 0 wherever the count begins", "parsing", "in enumerate(ids, start)", "in enumerate(ids)", "parsing"),
     ("a word that is no leaf passes for one", "parsing", "LEAF if words else f\"word {self.table[i]}\"", "LEAF", "parsing"),
+    ("dropout does not make up for what it drops", "regularization", ".mul_(65536 / (65536 - drop))", "", "regularization"),
+    ("four neighbours share a draw of dropout", "regularization", "words.view(torch.int16)[: x.numel()]",
+     "words.view(torch.int16)[::4].repeat_interleave(4)[: x.numel()]", "regularization"),
+    ("the gradient of the last chunk replaces the others", "regularization", "outer.addmm_(logits.T, x)", "logits.T @ x", "regularization"),
+    ("the bf16 gradient of the last chunk replaces the others", "regularization", "outer.add_(share)",
+     "torch.empty_like(weight).copy_(share)", "regularization"),
+    ("training keeps the slow dropout", "training", "sixteen_bit_dropout(model), config", "model, config", "training"),
+    ("the denominator forgets the largest logit", "decoding", "top + (x - top)", "(x - top)", "decoding"),
     ("the error names the line before", "parsing", "read_lines(path), start=1)", "read_lines(path), start=0)", "parsing"),
 ]
 
@@ -131,7 +139,7 @@ def plant(copy, module, old, new):
 def caught_by(copy, tests):
     """Run the test files against the copy; the name of the first test that fails, or None."""
     files = [str(ROOT / "tests" / f"test_{name}.py") for name in tests.split()]
-    environment = {**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(copy), str(ROOT / "tools")]), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *files]
     run = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True)
     found = re.search(r"^(?:FAILED|ERROR) (\S+)", run.stdout, re.MULTILINE)
