@@ -267,7 +267,9 @@ def packed_copy(model, precision="fp32", rows=32):
             return Int8Linear(weight, bias, rows)
         return PackedLinear(weight, bias) if PackedLinear.works(weight) else None
 
-    for parent in list(result.modules()):
+    for path, parent in list(result.named_modules()):
+        if path.endswith("self_attention"):  # its three products in one
+            parent.joined = packed(torch.cat([layer.weight.detach() for layer in (parent.W_Q, parent.W_K, parent.W_V)]))
         for name, layer in parent.named_children():
             if isinstance(layer, nn.Linear):
                 setattr(parent, name, packed(layer.weight.detach(), layer.bias) or layer)

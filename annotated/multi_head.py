@@ -6,6 +6,7 @@
 __all__ = ['check_multi_head_shapes', 'head_widths', 'MultiHeadAttention', 'record_attention', 'KeyValueCache']
 
 # %% ../notebooks/02_multi_head_attention.ipynb #ab8ad20e
+import math
 from contextlib import contextmanager
 from functools import partial
 
@@ -13,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from .attention import check_attention_shapes, scaled_dot_product_attention
+from .attention import check_attention_shapes, masked_softmax, scaled_dot_product_attention
 
 # %% ../notebooks/02_multi_head_attention.ipynb #4391efa2
 def check_multi_head_shapes(d_model, query, key, value, mask=None):
@@ -25,7 +26,7 @@ def check_multi_head_shapes(d_model, query, key, value, mask=None):
     for name, x in (("query", query), ("key", key), ("value", value)):
         if x.dim() != 3 or x.size(-1) != d_model:
             raise ValueError(f"{name} has shape {tuple(x.shape)}: expected (batch, length, d_model={d_model})")
-    if mask is not None and mask.dim() == 3:
+    if isinstance(mask, torch.Tensor) and mask.dim() == 3:
         raise ValueError(
             f"mask has shape {tuple(mask.shape)}: give mask.unsqueeze(1) if it holds one matrix for each sentence, "
             "mask.unsqueeze(0) if it holds one for each head"
@@ -60,23 +61,24 @@ class MultiHeadAttention(nn.Module):
         self.W_K = nn.Linear(d_model, h * self.d_k, bias=False)
         self.W_V = nn.Linear(d_model, h * self.d_v, bias=False)
         self.W_O = nn.Linear(h * self.d_v, d_model, bias=False)
+        self.joined = None  # W_Q, W_K and W_V in a single layer, set by packed_copy (page 18), which only decodes
         self.recorder = None  # set by record_attention, for as long as its block lasts
 
     def forward(self, query, key, value, mask=None, cache=None):
         """query (batch, queries, d_model), key and value (batch, keys, d_model) -> (batch, queries, d_model).
 
-        mask: boolean, broadcasting to (batch, h, queries, keys), True = may attend. cache: a KeyValueCache; the keys
-        are then all it holds, those of this call included. Once it is complete, query may have several rows for each
-        of its rows, side by side. ValueError if shapes do not fit.
+        mask: boolean, broadcasting to (batch, h, queries, keys), True = may attend; or a PackedMask (page 06). cache: a
+        KeyValueCache; the keys are then all it holds, those of this call included. Once it is complete, query may have
+        several rows for each of its rows, side by side. ValueError if shapes do not fit.
         """
         check_multi_head_shapes(self.d_model, query, key, value, mask)
         shape = query.shape
         if cache is not None and cache.complete:
             K, V = cache.K, cache.V                         # as projected at the first step
             query = self.share(query, len(K))
-        Q = self.split(self.W_Q(query))                     # (batch, h, queries, d_k)
-        if cache is None or not cache.complete:
-            K, V = self.split(self.W_K(key)), self.split(self.W_V(value))  # (batch, h, keys, d_k), (…, d_v)
+            Q = self.split(self.W_Q(query))                 # (batch, h, queries, d_k)
+        else:
+            Q, K, V = self.project(query, key, value)       # …, (batch, h, keys, d_k) and (batch, h, keys, d_v)
             if cache is not None:
                 K, V = cache.extend(K, V)                   # keys: those of earlier steps as well
         heads = self.attend(Q, K, V, mask)                  # (batch, h, queries, d_v)
@@ -87,16 +89,25 @@ class MultiHeadAttention(nn.Module):
             raise ValueError(f"query has {len(x)} rows, the cache {rows}: give as many, or a multiple, side by side")
         return x.reshape(rows, -1, self.d_model)
 
+    def project(self, query, key, value):  # Q, K, V of all heads, in one product if that is wanted and they come from one x
+        if self.joined is not None and query is key is value:
+            widths = (self.h * self.d_k, self.h * self.d_k, self.h * self.d_v)
+            return [self.split(x) for x in self.joined(query).split(widths, dim=-1)]
+        return self.split(self.W_Q(query)), self.split(self.W_K(key)), self.split(self.W_V(value))
+
     def split(self, x):  # (batch, length, h·d) -> (batch, h, length, d)
         return x.unflatten(-1, (self.h, -1)).transpose(1, 2)
 
     def attend(self, Q, K, V, mask=None):  # the heads' results, by the fused function where it is the better one
+        if callable(mask):                                  # a PackedMask: it calls back for each group of sentences
+            if self.recorder is not None:
+                raise ValueError("attention over packed sentences cannot be recorded: call the model without packed=True")
+            return mask(self.attend, Q, K, V)
         dropout = self.dropout if self.training else 0.0
-        if self.training:
-            explicit = K.size(-2) < 512
-        else:  # one query for each of many rows
-            explicit = Q.dtype == torch.bfloat16 and Q.size(-2) == 1 and len(Q) >= 16 and self.d_k >= 64 and torch.get_num_threads() > 1
-        if self.recorder is None and not (explicit and Q.device.type == "cpu"):
+        explicit = self.training and K.size(-2) < 512 and Q.device.type == "cpu"
+        if self.recorder is None and self.is_step(Q, K):
+            return self.attend_once(Q, K, V, mask)
+        if self.recorder is None and not explicit:
             check_attention_shapes(Q, K, V, mask)
             mask = None if mask is None else torch.atleast_2d(mask)  # the fused function takes no fewer axes
             return F.scaled_dot_product_attention(Q, K, V, mask, dropout)
@@ -104,6 +115,15 @@ class MultiHeadAttention(nn.Module):
         if self.recorder is not None:
             self.recorder(weights.detach())
         return heads
+
+    def is_step(self, Q, K):  # whether one query for each of many rows asks few keys, on a processor, in bfloat16
+        kind = Q.device.type == "cpu" and Q.dtype == torch.bfloat16 and not self.training and torch.get_num_threads() > 1
+        return kind and Q.size(-2) == 1 and Q.numel() >= 4096 and K.size(-2) <= 128
+
+    def attend_once(self, Q, K, V, mask=None):  # the same for one query: K q is a matrix times a vector
+        check_attention_shapes(Q, K, V, mask)
+        scores = K @ (Q / math.sqrt(self.d_k)).transpose(-2, -1)  # (batch, h, keys, 1)
+        return masked_softmax(scores.transpose(-2, -1), mask) @ V
 
 # %% ../notebooks/02_multi_head_attention.ipynb #beb59870
 @contextmanager

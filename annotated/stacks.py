@@ -6,10 +6,17 @@
 __all__ = ['ResidualConnection', 'EncoderLayer', 'DecoderLayer', 'Encoder', 'Decoder', 'DecoderCache']
 
 # %% ../notebooks/07_encoder_decoder_stacks.ipynb #45c4e44e
+import torch
 from torch import nn
 
 from .feed_forward import PositionwiseFeedForward
 from .multi_head import KeyValueCache, MultiHeadAttention
+
+# %% ../notebooks/07_encoder_decoder_stacks.ipynb #68364644
+def _rounded(x):
+    """x in the type to which autocast would turn it for a matrix product; without autocast x itself."""
+    device = x.device.type
+    return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) and x.dtype == torch.float32 else x
 
 # %% ../notebooks/07_encoder_decoder_stacks.ipynb #8ac432f2
 class ResidualConnection(nn.Module):
@@ -27,8 +34,8 @@ class ResidualConnection(nn.Module):
     def forward(self, x, sublayer):
         """x (…, d_model) and a function that keeps the shape -> (…, d_model)."""
         if self.norm_first:
-            return x + self.dropout(sublayer(self.norm(x)))
-        return self.norm(x + self.dropout(sublayer(x)))
+            return x + self.dropout(sublayer(_rounded(self.norm(x))))
+        return self.norm(x + self.dropout(sublayer(_rounded(x))))
 
 # %% ../notebooks/07_encoder_decoder_stacks.ipynb #fe9796ca
 class EncoderLayer(nn.Module):
@@ -122,6 +129,7 @@ class Decoder(nn.Module):
         `mask` broadcasts to (batch, h, m, m), `memory_mask` to (batch, h, m, n); True = may attend. `cache`: a
         `DecoderCache`; x then holds the newest positions only, and `mask` has a column for all.
         """
+        memory = _rounded(memory)
         caches = cache.layers if cache is not None else [None] * len(self.layers)
         for layer, its_cache in zip(self.layers, caches, strict=True):
             x = layer(x, memory, mask, memory_mask, cache=its_cache)  # (batch, m, d_model)

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from .attention import surely_all
 from .embeddings import TokenEmbedding
-from .masking import causal_mask, padding_mask
+from .masking import PackedPairs, causal_mask, padding_mask
 from .positional import LearnedPositionalEmbedding, PositionalEncoding
 from .stacks import Decoder, Encoder
 
@@ -117,8 +118,8 @@ def _check_pair(source, target, memory, d_model, several=False):
 
 
 def _check_no_padding(real):
-    """Raise a ValueError if a step with a cache feeds padding: later steps would take it for a word."""
-    if not real.all():
+    """Raise a ValueError if a step with a cache feeds padding (where real is False): later steps would take it for a word."""
+    if real is not None and not real.all():
         raise ValueError("target holds padding, which a cache cannot hide from later steps: let rows that have ended "
                          "leave the batch (DecoderCache.select)")
 
@@ -159,11 +160,16 @@ class Transformer(nn.Module):
         _initialise(self.encoder)
         _initialise(self.decoder)
 
+    def _real(self, ids):
+        """Ids (batch, length) -> which keys are not padding, (batch, 1, 1, length), or None where surely all are."""
+        mask = padding_mask(ids, self.config.pad_id)
+        return None if surely_all(mask) else mask
+
     def encode(self, source):
         """Source ids (batch, n) -> memory (batch, n, d_model)."""
         _check_ids("source", source)
         x = self.source_positions(self.embedding(source))  # (batch, n, d_model)
-        return self.encoder(x, padding_mask(source, self.config.pad_id))  # mask (batch, 1, 1, n)
+        return self.encoder(x, self._real(source))
 
     def decode(self, target, memory, source, cache=None):
         """Target ids (batch, m), memory (batch, n, d_model) of source ids (batch, n) -> hidden (batch, m, d_model).
@@ -172,20 +178,31 @@ class Transformer(nn.Module):
         the first step it may have several rows, side by side, for each one of source and memory.
         """
         _check_pair(source, target, memory, self.config.d_model, several=cache is not None)
-        start, real = 0, padding_mask(target, self.config.pad_id)  # real (batch, 1, 1, m)
+        start, real = 0, self._real(target)
         if cache is not None:
             _check_no_padding(real)
-            start, real = cache.length, True
+            start, real = cache.length, None
         mask = None  # for a single new token, which may attend to all that the cache holds
         if cache is None or target.size(1) > 1:
-            mask = causal_mask(start + target.size(1), target.device)[start:] & real  # (batch, 1, m, m) or (m, start + m)
+            mask = causal_mask(start + target.size(1), target.device)[start:]  # (m, start + m)
+            mask = mask if real is None else mask & real  # (batch, 1, m, m)
         x = self.target_positions(self.embedding(target), start)  # (batch, m, d_model)
-        return self.decoder(x, memory, mask, padding_mask(source, self.config.pad_id), cache=cache)
+        return self.decoder(x, memory, mask, self._real(source), cache=cache)
 
-    def forward(self, source, target, project=True):
+    def _packed(self, source, target):
+        """What `decode` of `encode` gives, (batch, m, d_model), computed without padding; zeros in its places."""
+        _check_ids("source", source)
+        _check_ids("target", target)
+        pairs = PackedPairs(source, target, self.config.pad_id)
+        x = self.source_positions(self.embedding(pairs.source), pairs.source_places)  # (1, source tokens, d_model)
+        y = self.target_positions(self.embedding(pairs.target), pairs.target_places)  # (1, target tokens, d_model)
+        return pairs.unpack(self.decoder(y, self.encoder(x, pairs.source_mask), pairs.target_mask, pairs.memory_mask))
+
+    def forward(self, source, target, project=True, packed=False):
         """Source ids (batch, n), target ids (batch, m) -> logits (batch, m, vocab_size) of each next token.
 
         With `project=False` the hidden vectors (batch, m, d_model) before the last product, for a loss that makes it itself.
+        With `packed=True` no padding is computed with, and what stands in its places is 0; it must follow the sentences.
         """
-        hidden = self.decode(target, self.encode(source), source)
+        hidden = self._packed(source, target) if packed else self.decode(target, self.encode(source), source)
         return self.embedding.project(hidden) if project else hidden

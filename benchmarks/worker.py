@@ -138,8 +138,9 @@ class Bench:
         return result
 
     def shorter(self, options):
-        """What to do untimed: one unit; and of those that write without a cache some tokens only."""
-        return options | {"units": 1} | ({"written": 4} if self.name in ("torch", "joeynmt") and "beam" in options else {})
+        """What to do untimed: one unit, or two where a compiler sees more at the second; without a cache some tokens only."""
+        few = {"written": 4} if self.name in ("torch", "joeynmt") and "beam" in options else {}
+        return options | {"units": 2 if "compiled" in self.name else 1} | few
 
     def _batches(self, lengths, order, units, tokens):
         """The padded batches of a cell, made once."""

@@ -13,6 +13,7 @@ from annotated.attention import (
     check_attention_shapes,
     masked_softmax,
     scaled_dot_product_attention,
+    surely_all,
 )
 
 EXACT = {"rtol": 0, "atol": 1e-9}
@@ -128,6 +129,27 @@ def test_no_dropout_means_none():
     first, _ = scaled_dot_product_attention(query, key, value, dropout=0.0)
     assert torch.equal(first, scaled_dot_product_attention(query, key, value)[0])
     assert torch.equal(state, torch.get_rng_state())
+
+
+# Asking whether a mask hides anything
+
+
+def test_surely_all_is_never_wrong_and_asks_only_where_it_is_cheap():
+    everything, something = torch.ones(3, 1, 4, dtype=torch.bool), torch.tensor([[True, True], [True, False]])
+    assert surely_all(everything) and surely_all(everything[:0]) and not surely_all(something)
+    assert not surely_all(everything.to("meta")), "not a processor: nobody knows"
+    assert not torch.compile(lambda mask: surely_all(mask), backend="eager")(everything), "compiled code must not look"
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_second_filling_is_made_wherever_a_row_needs_it(dtype):
+    scores, mask = torch.randn(2, 3, 4).to(dtype), torch.ones(2, 3, 4, dtype=torch.bool)
+    mask[..., 3] = False
+    assert (masked_softmax(scores, mask)[..., 3] == 0).all()
+    assert torch.equal(masked_softmax(scores, mask)[..., :3], scores[..., :3].softmax(-1)) or dtype != torch.float64
+    mask[1, 2] = False
+    weights = masked_softmax(scores, mask)
+    assert (weights[1, 2] == 0).all() and torch.equal(weights[0], masked_softmax(scores[0], mask[0]))
 
 
 # C4, C5: why the scale is there

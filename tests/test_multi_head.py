@@ -292,10 +292,11 @@ def test_only_the_recorded_path_forms_the_weights(monkeypatch):
 
 
 @pytest.mark.parametrize(("rows", "queries", "dtype", "d_k", "threads", "explicit"), [
-    (16, 1, torch.bfloat16, 64, 2, True), (15, 1, torch.bfloat16, 64, 2, False), (16, 2, torch.bfloat16, 64, 2, False),
-    (16, 1, torch.float32, 64, 2, False), (16, 1, torch.bfloat16, 32, 2, False), (16, 1, torch.bfloat16, 64, 1, False),
+    (32, 1, torch.bfloat16, 64, 2, True), (31, 1, torch.bfloat16, 64, 2, False), (32, 2, torch.bfloat16, 64, 2, False),
+    (32, 1, torch.float32, 64, 2, False), (32, 1, torch.bfloat16, 32, 2, False), (32, 1, torch.bfloat16, 64, 1, False),
+    (64, 1, torch.bfloat16, 32, 2, True),
 ])
-def test_a_step_for_many_rows_in_bf16_takes_the_explicit_path_and_gives_the_same(
+def test_a_step_for_many_rows_in_bf16_takes_a_path_of_its_own_and_gives_the_same(
     rows, queries, dtype, d_k, threads, explicit, monkeypatch
 ):
     torch.manual_seed(0)
@@ -313,6 +314,30 @@ def test_a_step_for_many_rows_in_bf16_takes_the_explicit_path_and_gives_the_same
         expected = fused(Q.double(), K.double(), V.double(), some)
         close = {torch.float32: 1e-5, torch.bfloat16: 0.03}[dtype]
         assert torch.allclose(heads.double(), torch.zeros_like(expected).where(expected.isnan(), expected), rtol=0, atol=close)
+
+
+def test_a_step_with_many_keys_stays_with_the_fused_function(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    layer = MultiHeadAttention(128, 2).bfloat16().eval()
+    once = []
+    monkeypatch.setattr(layer, "attend_once", lambda *_: once.append(1))
+    for keys in (128, 129):
+        layer.attend(*(torch.randn(32, 2, n, 64).bfloat16() for n in (1, keys, keys)))
+    assert once == [1]
+
+
+@pytest.mark.parametrize("widths", [(None, None), (3, 5)])
+def test_three_projections_in_one_are_the_same(widths):
+    layer, x = MultiHeadAttention(24, 4, *widths).double(), torch.randn(2, 5, 24, dtype=torch.float64)
+    other, before = torch.randn(2, 5, 24, dtype=torch.float64), layer(x, x, x)
+    crossed = layer(x, other, other)
+    layer.joined = torch.nn.Linear(24, sum(W.out_features for W in (layer.W_Q, layer.W_K, layer.W_V)), bias=False).double()
+    with torch.no_grad():
+        layer.joined.weight.copy_(torch.cat([layer.W_Q.weight, layer.W_K.weight, layer.W_V.weight]))
+    torch.testing.assert_close(layer(x, x, x), before, **EXACT)
+    torch.testing.assert_close(layer(x, other, other), crossed, **EXACT)
+    torch.nn.init.zeros_(layer.joined.weight)
+    assert (layer(x, x, x) == 0).all() and (layer(x, other, other) != 0).any(), "only one input has three in one"
 
 
 def test_short_training_on_a_processor_takes_the_explicit_path_and_gives_the_same(monkeypatch):

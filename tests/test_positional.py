@@ -82,6 +82,12 @@ class TestPositionalEncoding:
         x = torch.randn(2, 3, 6)
         assert torch.equal(layer(x, start=start), x + sinusoidal_encoding(start + 3, 6)[start:])
 
+    @pytest.mark.parametrize("kind", [lambda: PositionalEncoding(6), lambda: LearnedPositionalEmbedding(400, 6)])
+    def test_each_token_at_a_place_of_its_own(self, kind):
+        layer, places, x = kind(), torch.tensor([0, 1, 300, 2, 0]), torch.randn(2, 5, 6)
+        one_by_one = [layer(x[:, i : i + 1], start=place) for i, place in enumerate(places.tolist())]
+        assert torch.equal(layer(x, places), torch.cat(one_by_one, dim=1))
+
     def test_has_no_state_to_save_or_to_round(self):
         layer = PositionalEncoding(6)
         layer(torch.zeros(1, 9, 6))

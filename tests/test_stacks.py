@@ -5,7 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from annotated import stacks
 from annotated.masking import causal_mask, padding_mask
 from annotated.stacks import Decoder, DecoderCache, DecoderLayer, Encoder, EncoderLayer, ResidualConnection
 
@@ -377,3 +379,29 @@ def test_rows_of_one_sentence_share_its_memory(sentences):
 def test_a_cache_for_another_number_of_layers_is_refused():
     with pytest.raises(ValueError, match="zip"), torch.no_grad():
         Decoder(2, D, H, D_FF)(torch.randn(1, 1, D), torch.randn(1, 3, D), cache=DecoderCache(3, capacity=2))
+
+
+class Casts(TorchDispatchMode):
+    """Counts how often numbers are turned into bfloat16."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        self.count += function is torch.ops.aten._to_copy.default and options.get("dtype") == torch.bfloat16
+        return function(*arguments, **(options or {}))
+
+
+@both_orders
+def test_under_autocast_an_input_is_rounded_once_and_nothing_else_changes(norm_first, monkeypatch):
+    torch.manual_seed(0)
+    encoder, decoder = (kind(2, 16, 2, 32, norm_first=norm_first) for kind in (Encoder, Decoder))
+    x, y, results = torch.randn(2, 5, 16), torch.randn(2, 4, 16), []
+    for rounded in (stacks._rounded, lambda x: x):
+        monkeypatch.setattr(stacks, "_rounded", rounded)
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), Casts() as casts:
+            results.append((decoder(y, encoder(x), causal_mask(4)), casts.count))
+    assert torch.equal(results[0][0], results[1][0])
+    saved = 2 * 2 + 2 * 2 + (2 * 2 - 1)  # two of three projections in each self-attention; one memory for two layers' four
+    assert results[1][1] - results[0][1] == saved

@@ -348,6 +348,70 @@ def test_another_padding_id():
     assert (model(SOURCE, TARGET)[2, :2] - alone).abs().max() > 1e-6  # here id 0 is a word like any other
 
 
+@both_orders
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
+def test_packed_is_the_same_as_padded(norm_first, positions):
+    model = random_weights(Transformer(small(norm_first=norm_first, positions=positions, N=2)))
+    real, outer = TARGET != 0, torch.randn(*TARGET.shape, 12, dtype=torch.float64)
+    results = []
+    for packed in (False, True):
+        model.zero_grad()
+        logits = model(SOURCE, TARGET, packed=packed)
+        (logits * outer)[real].sum().backward()
+        results.append((logits[real], [weight.grad for weight in model.parameters()]))
+    assert results[0][0].std() > 0.1
+    assert_close(results[1][0], results[0][0], "logits")
+    for (name, _), padded, packed in zip(model.named_parameters(), results[0][1], results[1][1], strict=True):
+        assert_close(packed, padded, name)
+    hidden = model.eval()(SOURCE, TARGET, project=False, packed=True)
+    assert (hidden[~real] == 0).all() and (hidden[real] != 0).any(-1).all()
+    assert_close(model.embedding.project(hidden)[real], model(SOURCE, TARGET)[real], "logits in eval mode")
+
+
+def test_packed_equals_pytorchs():
+    config = small(N=2)
+    ours = random_weights(Transformer(config))
+    theirs, _ = pytorch_model(config, ours)
+    expected = run_pytorch(theirs, ours.embedding.weight, config, SOURCE, TARGET)[TARGET != 0]
+    assert_close(ours(SOURCE, TARGET, packed=True)[TARGET != 0], expected, "logits")
+
+
+def kept_bytes(model, *ids, **how):
+    """Bytes that a forward pass keeps for the backward pass, weights left out."""
+    weights, kept = {weight.data_ptr() for weight in model.parameters()}, {}
+
+    def keep(tensor):
+        if tensor.data_ptr() not in weights:
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        hidden = model(*ids, project=False, **how)
+    assert hidden.requires_grad
+    return sum(kept.values())
+
+
+def test_packed_memory_does_not_grow_with_padding():
+    model = Transformer(small(dropout=0.1)).train()
+    ids = torch.randint(1, 12, (6, 8))
+    sizes = {packed: [kept_bytes(model, *2 * [F.pad(ids, (0, more))], packed=packed) for more in (1, 8, 56)] for packed in (False, True)}
+    assert max(sizes[True]) - min(sizes[True]) <= 0.01 * min(sizes[True]), sizes
+    assert sizes[False][2] > 5 * sizes[False][0] > 0 and sizes[True][0] <= sizes[False][0]
+
+
+@pytest.mark.parametrize("hidden", [(False, False), (True, False), (False, True)])
+def test_a_mask_is_handed_on_only_where_something_is_hidden(hidden, monkeypatch):
+    model = Transformer(small()).eval()
+    source, target = torch.randint(1, 12, (2, 5)), torch.randint(1, 12, (2, 4))
+    source[0, 4], target[1, 3] = 0 if hidden[0] else 5, 0 if hidden[1] else 5
+    seen = {}
+    for name, layer in (("encoder", model.encoder), ("decoder", model.decoder)):
+        layer.register_forward_pre_hook(lambda _, given, name=name: seen.update({name: given}))
+    model(source, target)
+    assert (seen["encoder"][1] is not None) == (seen["decoder"][3] is not None) == hidden[0]
+    assert seen["decoder"][2].shape == ((2, 1, 4, 4) if hidden[1] else (4, 4))
+
+
 def test_weights_move_from_model_to_model():
     torch.manual_seed(0)
     one, two = Transformer(small()), Transformer(small())
