@@ -53,13 +53,14 @@ def masked_softmax(scores, mask=None):
     """Softmax over the last axis of scores (..., queries, keys), with exactly 0 where mask is False (section 3.2.1).
 
     mask: boolean, broadcasting to scores, True = may attend. A row with no True becomes a row of zeros, never NaN.
-    The filling is the lowest number of the scores' own type, so that half precision stays finite.
+    Where a row may have none, the filling is the lowest number of the scores' own type, so that half precision stays finite.
     """
     if mask is None:
         return scores.softmax(dim=-1)
+    if surely_all(mask.any(dim=-1)):  # every row may attend to something
+        return scores.masked_fill(~mask, -math.inf).softmax(dim=-1)
     weights = scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(dim=-1)
-    seeing = mask.any(dim=-1, keepdim=True)  # (..., queries, 1): rows that may attend to something
-    return weights if surely_all(seeing) else weights.masked_fill(~seeing, 0.0)
+    return weights.masked_fill(~mask, 0.0)
 
 # %% ../notebooks/01_attention.ipynb #c149b28e
 def scaled_dot_product_attention(query, key, value, mask=None, dropout=0.0):

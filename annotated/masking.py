@@ -81,7 +81,7 @@ class PackedPairs:
         lengths = list(zip(real_lengths("source", source, pad_id), real_lengths("target", target, pad_id), strict=True))
         order = sorted(range(len(lengths)), key=lengths.__getitem__)
         runs = [(len(list(run)), n, m) for (n, m), run in groupby(lengths[row] for row in order)]
-        sources = [(sum(r for r, _, _ in run), n, n) for n, run in ((n, list(run)) for n, run in groupby(runs, lambda run: run[1]))]
+        sources = [(sum(rows for rows, _, _ in run), n, n) for n, run in groupby(runs, lambda run: run[1])]
         self.source_mask = PackedMask(sources)
         self.target_mask = PackedMask([(rows, m, m) for rows, _, m in runs], causal=True, device=target.device)
         self.memory_mask = PackedMask([(rows, m, n) for rows, n, m in runs])

@@ -48,7 +48,7 @@ def table_rows(x, start=0):
     start: the place of the first token, or those of all, (length,) int64. Returns an index and a number.
     """
     if isinstance(start, torch.Tensor):
-        return start, int(start.max()) + 1
+        return start, int(start.max()) + 1 if len(start) else 0
     return slice(start, start + x.size(-2)), start + x.size(-2)
 
 # %% ../notebooks/05_positional_encoding.ipynb #cd088044

@@ -142,14 +142,16 @@ def test_surely_all_is_never_wrong_and_asks_only_where_it_is_cheap():
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_the_second_filling_is_made_wherever_a_row_needs_it(dtype):
-    scores, mask = torch.randn(2, 3, 4).to(dtype), torch.ones(2, 3, 4, dtype=torch.bool)
-    mask[..., 3] = False
-    assert (masked_softmax(scores, mask)[..., 3] == 0).all()
-    assert torch.equal(masked_softmax(scores, mask)[..., :3], scores[..., :3].softmax(-1)) or dtype != torch.float64
-    mask[1, 2] = False
+@pytest.mark.parametrize("blind", [False, True], ids=["all rows see", "a row sees nothing"])
+def test_a_forbidden_key_weighs_exactly_nothing_whatever_the_scores(dtype, blind):
+    lowest = torch.finfo(dtype).min
+    scores = torch.tensor([[1.0, 2.0, 3.0], [lowest, lowest, 0.0], [0.0, 0.0, 0.0]], dtype=dtype, requires_grad=True)
+    mask = torch.tensor([[True, True, False], [True, True, False], [not blind, False, False]])
     weights = masked_softmax(scores, mask)
-    assert (weights[1, 2] == 0).all() and torch.equal(weights[0], masked_softmax(scores[0], mask[0]))
+    assert (weights[~mask] == 0).all() and (weights[2] == torch.tensor([float(not blind), 0.0, 0.0])).all()
+    torch.testing.assert_close(weights[0, :2], scores[0, :2].softmax(-1), rtol=4 * torch.finfo(dtype).eps, atol=0)
+    weights[0].square().sum().backward()
+    assert scores.grad.isfinite().all() and (scores.grad[~mask] == 0).all() and (scores.grad[0, :2] != 0).all()
 
 
 # C4, C5: why the scale is there

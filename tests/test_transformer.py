@@ -376,6 +376,13 @@ def test_packed_equals_pytorchs():
     assert_close(ours(SOURCE, TARGET, packed=True)[TARGET != 0], expected, "logits")
 
 
+def test_packed_takes_batches_in_which_nothing_is_real():
+    model = Transformer(small()).eval()
+    for source, target in ((SOURCE, 0 * TARGET), (0 * SOURCE, TARGET), (0 * SOURCE, 0 * TARGET)):
+        hidden, expected = (model(source, target, project=False, packed=packed) for packed in (True, False))
+        assert torch.allclose(hidden[target != 0], expected[target != 0], atol=1e-5) and (hidden[target == 0] == 0).all()
+
+
 def kept_bytes(model, *ids, **how):
     """Bytes that a forward pass keeps for the backward pass, weights left out."""
     weights, kept = {weight.data_ptr() for weight in model.parameters()}, {}

@@ -31,7 +31,7 @@ MUTATIONS = [
     ("the schedule is one update late", "schedule", "self.last_epoch + 1", "max(1, self.last_epoch)", "schedule"),
     ("a reshape mixes up the heads", "multi_head", "x.unflatten(-1, (self.h, -1)).transpose(1, 2)",
      "x.reshape(x.size(0), self.h, x.size(1), -1)", "multi_head"),
-    ("masked weights are small instead of 0", "attention", "weights.masked_fill(~seeing, 0.0)", "weights", "attention"),
+    ("masked weights are small instead of 0", "attention", "weights.masked_fill(~mask, 0.0)", "weights", "attention"),
     ("the decoder sees the padding of the source", "transformer", "padding_mask(source, self.config.pad_id)",
      "padding_mask(source, -1)", "transformer"),
     ("the smoothing leaves out the right token", "regularization", "log_p.mean(dim=-1)",
