@@ -140,6 +140,22 @@ def _positions(config):
     return PositionalEncoding(config.d_model, config.dropout)
 
 # %% ../notebooks/08_transformer.ipynb #46f85f6d
+def _needed_mask(ids, pad_id):
+    """Ids (batch, length) -> which keys are not padding, (batch, 1, 1, length), or None where surely all are."""
+    mask = padding_mask(ids, pad_id)
+    return None if surely_all(mask) else mask
+
+
+def _packed_hidden(model, source, target):
+    """What `model.decode` of `model.encode` gives, (batch, m, d_model), computed without padding; zeros in its places."""
+    _check_ids("source", source)
+    _check_ids("target", target)
+    pairs = PackedPairs(source, target, model.config.pad_id)
+    x = model.source_positions(model.embedding(pairs.source), pairs.source_places)  # (1, source tokens, d_model)
+    y = model.target_positions(model.embedding(pairs.target), pairs.target_places)  # (1, target tokens, d_model)
+    return pairs.unpack(model.decoder(y, model.encoder(x, pairs.source_mask), pairs.target_mask, pairs.memory_mask))
+
+# %% ../notebooks/08_transformer.ipynb #8afd9ecf
 class Transformer(nn.Module):
     """The encoder-decoder model of section 3, built from a `TransformerConfig`.
 
@@ -160,16 +176,11 @@ class Transformer(nn.Module):
         _initialise(self.encoder)
         _initialise(self.decoder)
 
-    def _real(self, ids):
-        """Ids (batch, length) -> which keys are not padding, (batch, 1, 1, length), or None where surely all are."""
-        mask = padding_mask(ids, self.config.pad_id)
-        return None if surely_all(mask) else mask
-
     def encode(self, source):
         """Source ids (batch, n) -> memory (batch, n, d_model)."""
         _check_ids("source", source)
         x = self.source_positions(self.embedding(source))  # (batch, n, d_model)
-        return self.encoder(x, self._real(source))
+        return self.encoder(x, _needed_mask(source, self.config.pad_id))
 
     def decode(self, target, memory, source, cache=None):
         """Target ids (batch, m), memory (batch, n, d_model) of source ids (batch, n) -> hidden (batch, m, d_model).
@@ -178,7 +189,7 @@ class Transformer(nn.Module):
         the first step it may have several rows, side by side, for each one of source and memory.
         """
         _check_pair(source, target, memory, self.config.d_model, several=cache is not None)
-        start, real = 0, self._real(target)
+        start, real = 0, _needed_mask(target, self.config.pad_id)
         if cache is not None:
             _check_no_padding(real)
             start, real = cache.length, None
@@ -187,16 +198,7 @@ class Transformer(nn.Module):
             mask = causal_mask(start + target.size(1), target.device)[start:]  # (m, start + m)
             mask = mask if real is None else mask & real  # (batch, 1, m, m)
         x = self.target_positions(self.embedding(target), start)  # (batch, m, d_model)
-        return self.decoder(x, memory, mask, self._real(source), cache=cache)
-
-    def _packed(self, source, target):
-        """What `decode` of `encode` gives, (batch, m, d_model), computed without padding; zeros in its places."""
-        _check_ids("source", source)
-        _check_ids("target", target)
-        pairs = PackedPairs(source, target, self.config.pad_id)
-        x = self.source_positions(self.embedding(pairs.source), pairs.source_places)  # (1, source tokens, d_model)
-        y = self.target_positions(self.embedding(pairs.target), pairs.target_places)  # (1, target tokens, d_model)
-        return pairs.unpack(self.decoder(y, self.encoder(x, pairs.source_mask), pairs.target_mask, pairs.memory_mask))
+        return self.decoder(x, memory, mask, _needed_mask(source, self.config.pad_id), cache=cache)
 
     def forward(self, source, target, project=True, packed=False):
         """Source ids (batch, n), target ids (batch, m) -> logits (batch, m, vocab_size) of each next token.
@@ -204,5 +206,5 @@ class Transformer(nn.Module):
         With `project=False` the hidden vectors (batch, m, d_model) before the last product, for a loss that makes it itself.
         With `packed=True` no padding is computed with, and what stands in its places is 0; it must follow the sentences.
         """
-        hidden = self._packed(source, target) if packed else self.decode(target, self.encode(source), source)
+        hidden = _packed_hidden(self, source, target) if packed else self.decode(target, self.encode(source), source)
         return self.embedding.project(hidden) if project else hidden

@@ -136,7 +136,7 @@ MUTATIONS = [
     ("masks are taken for granted to hide nothing", "attention", "bool(mask.all())", "True", "attention"),
     ("the padding of the target is not asked for", "transformer", "mask if real is None else mask & real", "mask", "transformer"),
     ("an input is rounded for each product", "stacks", "sublayer(_rounded(x))", "sublayer(x)", "stacks"),
-    ("a single query is not scaled", "multi_head", "K @ (Q / math.sqrt(self.d_k))", "K @ Q", "multi_head"),
+    ("a single query is not scaled", "multi_head", "key @ (query / math.sqrt(query.size(-1)))", "key @ query", "multi_head"),
     ("three projections in one where the inputs differ", "multi_head", "self.joined is not None and query is key is value",
      "self.joined is not None", "multi_head"),
     ("a packed copy joins the wrong matrices", "decoding", "(parent.W_Q, parent.W_K, parent.W_V)", "(parent.W_K, parent.W_Q, parent.W_V)",
