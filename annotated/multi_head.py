@@ -48,9 +48,10 @@ def head_widths(d_model, h, d_k=None, d_v=None):
 
 # %% ../notebooks/02_multi_head_attention.ipynb #bbd6e885
 def is_step(query, key):
-    """Whether `attend_once` is the fastest way: one query (…, 1, d_k) in each of many rows, few keys, bfloat16, several threads."""
+    """Whether `attend_once` is the fastest way: one query (…, 1, d_k) in each of many rows, bfloat16, several threads."""
     kind = query.device.type == "cpu" and query.dtype == torch.bfloat16 and torch.get_num_threads() > 1
-    return kind and query.size(-2) == 1 and query.numel() >= 4096 and key.size(-2) <= 128
+    keys = 32 < max(key.shape[-2:]) and key.size(-2) <= 128  # neither so small that the fused function is quick, nor many
+    return kind and keys and query.size(-2) == 1 and query.numel() >= 4096
 
 
 def attend_once(query, key, value, mask=None):
@@ -106,11 +107,12 @@ class MultiHeadAttention(nn.Module):
             raise ValueError(f"query has {len(x)} rows, the cache {rows}: give as many, or a multiple, side by side")
         return x.reshape(rows, -1, self.d_model)
 
-    def project(self, query, key, value):  # Q, K, V of all heads, in one product if that is wanted and they come from one x
-        if self.joined is not None and query is key is value:
-            widths = (self.h * self.d_k, self.h * self.d_k, self.h * self.d_v)
-            return [self.split(x) for x in self.joined(query).split(widths, dim=-1)]
-        return self.split(self.W_Q(query)), self.split(self.W_K(key)), self.split(self.W_V(value))
+    def project(self, query, key, value):  # Q, K, V of all heads, in one product where that is quicker and they come from one x
+        low = self.training and torch.is_autocast_enabled(query.device.type)
+        if query is not key or key is not value or (self.joined is None and not low):
+            return self.split(self.W_Q(query)), self.split(self.W_K(key)), self.split(self.W_V(value))
+        joined = self.joined or partial(F.linear, weight=torch.cat((self.W_Q.weight, self.W_K.weight, self.W_V.weight)))
+        return [self.split(x) for x in joined(query).split((self.h * self.d_k, self.h * self.d_k, self.h * self.d_v), dim=-1)]
 
     def split(self, x):  # (batch, length, h·d) -> (batch, h, length, d)
         return x.unflatten(-1, (self.h, -1)).transpose(1, 2)

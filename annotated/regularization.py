@@ -57,7 +57,7 @@ class _ChunkedLoss(torch.autograd.Function):
                 for part, at in zip(logits.split(rows), right.unsqueeze(1).split(rows), strict=True):
                     p = part.log_softmax(dim=1, dtype=total.dtype)  # (rows, vocab_size), the logarithms
                     total -= (1 - smoothing) * p.gather(1, at).sum() + smoothing / V * p.sum()
-                    p.exp_().sub_(smoothing / V)  # p - q, but for the right token
+                    p = torch.exp(p, out=part if kind == total.dtype else p).sub_(smoothing / V)  # p - q, but for the right token
                     part.copy_(p.scatter_add_(1, at, p.new_full(at.shape, smoothing - 1)))
                 slope.copy_(logits @ matrix)
                 if kind == weight.dtype:

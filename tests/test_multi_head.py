@@ -295,7 +295,7 @@ def test_only_the_recorded_path_forms_the_weights(monkeypatch):
 @pytest.mark.parametrize(("rows", "queries", "dtype", "d_k", "threads", "explicit"), [
     (32, 1, torch.bfloat16, 64, 2, True), (31, 1, torch.bfloat16, 64, 2, False), (32, 2, torch.bfloat16, 64, 2, False),
     (32, 1, torch.float32, 64, 2, False), (32, 1, torch.bfloat16, 32, 2, False), (32, 1, torch.bfloat16, 64, 1, False),
-    (64, 1, torch.bfloat16, 32, 2, True),
+    (64, 1, torch.bfloat16, 40, 2, True), (64, 1, torch.bfloat16, 32, 2, False),
 ])
 def test_a_step_for_many_rows_in_bf16_takes_a_path_of_its_own_and_gives_the_same(
     rows, queries, dtype, d_k, threads, explicit, monkeypatch
@@ -325,6 +325,33 @@ def test_a_step_with_many_keys_stays_with_the_fused_function(monkeypatch):
     for keys in (128, 129):
         layer.attend(*(torch.randn(32, 2, n, 64).bfloat16() for n in (1, keys, keys)))
     assert once == [1]
+
+
+def test_a_step_with_few_narrow_keys_stays_with_the_fused_function(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    for d_k, keys, taken in ((32, 32, False), (32, 33, True), (33, 32, True), (33, 33, True)):
+        query, key = torch.zeros(32, 4, 1, d_k).bfloat16(), torch.zeros(32, 4, keys, d_k).bfloat16()
+        assert multi_head.is_step(query, key) == taken
+
+
+@pytest.mark.parametrize("widths", [(None, None), (3, 5)])
+def test_training_in_half_precision_projects_one_input_in_one_product(widths, monkeypatch):
+    torch.manual_seed(0)
+    layer, x = MultiHeadAttention(24, 4, *widths), torch.randn(2, 5, 24)
+    product, found, calls = F.linear, {}, []
+    monkeypatch.setattr(F, "linear", lambda *a, **k: calls.append(1) or product(*a, **k))
+    cases = {"one": (True, True, (x, x)), "three": (True, True, (x.clone(), x.clone())), "mixed": (True, True, (x, x.clone())),
+             "fp32": (False, True, (x, x)), "eval": (True, False, (x, x))}
+    for name, (low, training, others) in cases.items():
+        calls.clear()
+        with torch.autocast("cpu", torch.bfloat16, enabled=low):
+            result = layer.train(training)(x, *others)
+        found[name] = result.float(), *torch.autograd.grad(result.float().square().sum(), list(layer.parameters()))
+        assert len(calls) == (2 if name == "one" else 4), name
+    for one, three in zip(found["one"], found["three"], strict=True):
+        assert (one - three).norm() < 0.01 * three.norm()
+    for low, exact in zip(found["one"], found["fp32"], strict=True):
+        assert (low - exact).norm() < 0.02 * exact.norm()
 
 
 @pytest.mark.parametrize("widths", [(None, None), (3, 5)])

@@ -396,7 +396,7 @@ class Casts(TorchDispatchMode):
 @both_orders
 def test_under_autocast_an_input_is_rounded_once_and_nothing_else_changes(norm_first, monkeypatch):
     torch.manual_seed(0)
-    encoder, decoder = (kind(2, 16, 2, 32, norm_first=norm_first) for kind in (Encoder, Decoder))
+    encoder, decoder = (kind(2, 16, 2, 32, norm_first=norm_first).eval() for kind in (Encoder, Decoder))
     x, y, results = torch.randn(2, 5, 16), torch.randn(2, 4, 16), []
     for rounded in (stacks._rounded, lambda x: x):
         monkeypatch.setattr(stacks, "_rounded", rounded)

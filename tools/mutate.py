@@ -137,8 +137,9 @@ MUTATIONS = [
     ("the padding of the target is not asked for", "transformer", "mask if real is None else mask & real", "mask", "transformer"),
     ("an input is rounded for each product", "stacks", "sublayer(_rounded(x))", "sublayer(x)", "stacks"),
     ("a single query is not scaled", "multi_head", "key @ (query / math.sqrt(query.size(-1)))", "key @ query", "multi_head"),
-    ("three projections in one where the inputs differ", "multi_head", "self.joined is not None and query is key is value",
-     "self.joined is not None", "multi_head"),
+    ("three projections in one where the inputs differ", "multi_head", "query is not key or key is not value or (", "(",
+     "multi_head"),
+    ("a step whose keys suit the fused function leaves it", "multi_head", "32 < max(key.shape[-2:]) and ", "", "multi_head"),
     ("a packed copy joins the wrong matrices", "decoding", "(parent.W_Q, parent.W_K, parent.W_V)", "(parent.W_K, parent.W_Q, parent.W_V)",
      "decoding"),
 ]
