@@ -11,6 +11,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 sys.path.insert(0, "tools")
+from mutate import MUTATIONS, PACKAGE  # noqa: E402
 from notebooks import EXPORTED, KEPT_METADATA, ROOT, TRAINS, complaints, pages  # noqa: E402
 
 PAGES = pages()
@@ -162,3 +163,8 @@ def test_conda_environment_installs_the_same_lock():
     assert "- -r requirements.lock" in text
     least = re.search(r"python=([\d.]+)", text).group(1)
     assert f">={least}" == project["requires-python"]
+
+
+def test_every_planted_fault_still_finds_its_place():
+    lost = [fault for fault, module, old, *_ in MUTATIONS if old not in (PACKAGE / f"{module}.py").read_text(encoding="utf-8")]
+    assert not lost, "bring tools/mutate.py up to date"
