@@ -12,6 +12,7 @@ from packaging.version import Version
 
 sys.path.insert(0, "tools")
 from mutate import MUTATIONS, PACKAGE  # noqa: E402
+
 from notebooks import EXPORTED, KEPT_METADATA, ROOT, TRAINS, complaints, pages  # noqa: E402
 
 PAGES = pages()
