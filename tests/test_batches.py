@@ -10,7 +10,7 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from annotated import batches as module
@@ -331,6 +331,7 @@ def test_small_corpora_get_the_batches_of_token_batches(folder):
         assert the_same(epoch_batches(pairs, 300, seed), wanted) and the_same(epoch_batches(list(pairs), 300, seed), wanted)
 
 
+@example([(2, 2)] * 10, 60, 4, 4, 0, 0)  # three blocks, the last of them short
 @settings(deadline=None, max_examples=30)
 @given(length_pairs, st.integers(60, 600), st.integers(1, 30), st.integers(1, 9), st.integers(0, 99), st.integers(0, 9))
 def test_an_epoch_of_pools_holds_every_pair_once_within_the_budget(lengths, max_tokens, pool, block, seed, epoch):

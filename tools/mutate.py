@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from notebooks import PACKAGE, ROOT
@@ -160,24 +161,28 @@ def caught_by(copy, tests):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(copy), str(ROOT / "tools")]), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *files]
     run = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True)
-    found = re.search(r"^(?:FAILED|ERROR) (\S+)", run.stdout, re.MULTILINE)
+    found = re.search(r"^(?:FAILED|ERROR) (\S+\.py(?:::.*?)?)(?: - .*)?$", run.stdout, re.MULTILINE)
     if run.returncode not in (0, 1) or (run.returncode == 1 and not found):
         raise SystemExit(f"pytest could not run:\n{run.stdout[-3000:]}{run.stderr[-2000:]}")
     return found.group(1).split("/tests/")[-1].removeprefix("tests/") if found else None
 
 
+def tried(fault, module, old, new, tests):
+    """Plant one fault in a copy of the package; the name of the first test that fails, or None."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder)
+        shutil.copytree(PACKAGE, copy / "annotated", ignore=shutil.ignore_patterns("__pycache__"))
+        plant(copy, module, old, new)
+        found = caught_by(copy, tests)
+    print(f"{fault:60} {found or 'NOT CAUGHT'}", flush=True)
+    return found
+
+
 def main():
-    report = {}
     wanted = " ".join(sys.argv[1:])
-    for fault, module, old, new, tests in MUTATIONS:
-        if wanted not in fault:
-            continue
-        with tempfile.TemporaryDirectory() as folder:
-            copy = Path(folder)
-            shutil.copytree(PACKAGE, copy / "annotated", ignore=shutil.ignore_patterns("__pycache__"))
-            plant(copy, module, old, new)
-            report[fault] = caught_by(copy, tests)
-        print(f"{fault:60} {report[fault] or 'NOT CAUGHT'}", flush=True)
+    faults = [mutation for mutation in MUTATIONS if wanted in mutation[0]]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # a test run is a process of one thread
+        report = dict(zip([fault for fault, *_ in faults], pool.map(tried, *zip(*faults, strict=True)), strict=True)) if faults else {}
     missed = [fault for fault, test in report.items() if test is None]
     if not wanted:
         text = json.dumps({"command": "make test-long", "caught by": report}, indent=1, ensure_ascii=False)
