@@ -1,4 +1,4 @@
-"""`make test-long`: plant known faults one by one in a copy of the package and see a test catch each.
+"""`make test-long`: plant known faults, each in a copy of the package of its own, and see a test catch it.
 
     python tools/mutate.py              all of them; the report goes to results/mutations.json
     python tools/mutate.py "pre-norm"   those whose name contains the words
@@ -182,7 +182,8 @@ def main():
     wanted = " ".join(sys.argv[1:])
     faults = [mutation for mutation in MUTATIONS if wanted in mutation[0]]
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # a test run is a process of one thread
-        report = dict(zip([fault for fault, *_ in faults], pool.map(tried, *zip(*faults, strict=True)), strict=True)) if faults else {}
+        found = list(pool.map(lambda mutation: tried(*mutation), faults))
+    report = {fault: test for (fault, *_), test in zip(faults, found, strict=True)}
     missed = [fault for fault, test in report.items() if test is None]
     if not wanted:
         text = json.dumps({"command": "make test-long", "caught by": report}, indent=1, ensure_ascii=False)
