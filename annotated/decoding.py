@@ -24,7 +24,7 @@ from .checkpoints import load_checkpoint
 from .corpora import whole_file
 from .stacks import DecoderCache
 from .tokens import BEGIN, END, PAD
-from .training import book_model, check_device, evaluating, one_line_errors
+from .training import book_model, check_device, evaluating, keep_memory, one_line_errors
 
 # %% ../notebooks/18_decoding.ipynb #622b7e5c
 def _start(model, source, extra):
@@ -367,6 +367,7 @@ def main(arguments=None):
     add("--precision", choices=["fp32", "bf16", "int8"], help="of a packed copy; the model as it is if not given")
     add("--device", default="cpu", help="cpu (the default), cuda, cuda:1, mps …")
     options = parser.parse_args(arguments)
+    keep_memory()
     with one_line_errors(parser):
         _translate_as_told(options)
 

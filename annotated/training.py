@@ -16,6 +16,7 @@ import ctypes
 import hashlib
 import json
 import math
+import mmap
 import os
 import signal
 import sys
@@ -24,6 +25,7 @@ import time
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import timedelta
+from functools import cache
 from itertools import count, islice
 from pathlib import Path
 
@@ -355,13 +357,29 @@ def _c_library(name):
 def keep_memory():
     """Tell the C library to keep freed memory for the next step, in the whole process; whether it could be told (glibc)."""
     mallopt = _c_library("mallopt")  # options by number: no blocks mapped alone, never trim, grow by 64 MB, one arena
-    return mallopt is not None and all(mallopt(*option) for option in ((-4, 0), (-1, -1), (-2, 1 << 26), (-8, 1)))
+    could = mallopt is not None and all(mallopt(*option) for option in ((-4, 0), (-1, -1), (-2, 1 << 26), (-8, 1)))
+    if could:
+        _use_large_pages(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
+    return could
 
 
 def give_memory_back():
     """Give memory that is free back to the system now; whether the C library can (glibc)."""
     malloc_trim = _c_library("malloc_trim")
     return malloc_trim is not None and malloc_trim(0) >= 0
+
+# %% ../notebooks/17_training.ipynb #a90758ec
+@cache
+def _use_large_pages(size):
+    """Let the next `size` bytes that the C library hands out lie in pages of 2 MB; once. Where the system refuses, all stays as it is."""
+    malloc, madvise, free = (_c_library(name) for name in ("malloc", "madvise", "free"))
+    malloc.restype, malloc.argtypes, free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    span, _behind, large = malloc(size), malloc(1 << 26), 1 << 21
+    if span is not None:
+        start = -(-span // large) * large  # the first large page that lies in the span as a whole
+        madvise(start, (span + size - start) // large * large, mmap.MADV_HUGEPAGE)
+    free(span)
 
 # %% ../notebooks/17_training.ipynb #6d9e6e6d
 def _wrap(network, config, world):

@@ -14,7 +14,8 @@ from . import report, work
 from .protocol import Watch, Worker, WorkerFailed, rounds, settle
 
 FOREIGN = 0.10  # share of the machine that others may take
-ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_TOP_PAD_": str(1 << 26), "MALLOC_ARENA_MAX": "1"}
+ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_TOP_PAD_": str(1 << 26), "MALLOC_ARENA_MAX": "1",
+             "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}  # kept from step to step, and in large pages
 BUILD = Path("_build/bench")
 
 

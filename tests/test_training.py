@@ -892,13 +892,41 @@ def faults(times):
 plain, could, first, later, full = faults(4), keep_memory(), faults(1), faults(4), resident()
 print(plain, could, later, full - resident(), give_memory_back(), full - resident())
 """
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC", "LD_PRELOAD"))}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC", "LD_PRELOAD", "GLIBC"))}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True)
     plain, could, later, before, could_give, after = done.stdout.split()
     if could != "True":
         pytest.skip("the C library here has no mallopt")
     assert int(plain) > 4 * 19_000 and int(later) < 8 * 19_000 * 0.3, "four times 80 MB in pages of 4 kB"
     assert could_give == "True" and int(before) < 1e6 and int(after) > 60e6
+
+
+@pytest.mark.skipif(not os.path.isdir("/sys/kernel/mm/transparent_hugepage"), reason="needs a Linux that can make large pages")
+def test_kept_memory_lies_where_large_pages_are_asked_for_also_after_it_was_given_back_and_costs_nothing_before():
+    program = """
+import re, resource, torch
+from annotated.training import give_memory_back, keep_memory
+resident = lambda: int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
+def asked_for(tensor):
+    inside = False
+    for line in open("/proc/self/smaps"):
+        span = re.match("([0-9a-f]+)-([0-9a-f]+) ", line)
+        if span:
+            inside = int(span[1], 16) <= tensor.data_ptr() + tensor.nbytes // 2 < int(span[2], 16)
+        elif inside and line.startswith("VmFlags:"):
+            return "hg" in line.split()
+plain, before = asked_for(torch.ones(20_000_000)), resident()
+could, cost = keep_memory(), resident() - before
+first = asked_for(torch.ones(20_000_000))
+give_memory_back()
+print(plain, could, cost, first, asked_for(torch.ones(20_000_000)), asked_for(torch.ones(200_000_000)))
+"""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC", "LD_PRELOAD", "GLIBC"))}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True)
+    plain, could, cost, *asked = done.stdout.split()
+    if could != "True":
+        pytest.skip("the C library here has no mallopt")
+    assert plain == "False" and asked == ["True"] * 3 and int(cost) < 4e6
 
 
 def test_without_such_a_c_library_memory_is_left_alone(monkeypatch):

@@ -4,8 +4,6 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export OMP_NUM_THREADS=2
-# the allocator keeps freed memory instead of returning and mapping it again at every step
-export MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TRIM_THRESHOLD_=1073741824 MALLOC_TOP_PAD_=67108864
 python=.venv/bin/python model=_build/multi30k results=results/multi30k
 mkdir -p _build "$results"
 rm -rf "$model"
