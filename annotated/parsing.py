@@ -32,7 +32,7 @@ from .decoding import beam_search, check_beam, greedy_decode
 from .evaluation import describe_machine
 from .tokens import END, SPECIAL_PIECES, UNKNOWN
 from .toy_language import generate_corpus, read_sentences
-from .training import TrainingConfig, check_device, one_line_errors, train
+from .training import TrainingConfig, check_device, keep_memory, one_line_errors, train
 from .transformer import Transformer, TransformerConfig
 
 # %% ../notebooks/22_constituency_parsing.ipynb #81a17c91
@@ -680,6 +680,7 @@ def main(arguments=None):
     parser = parsing_options()
     arguments = sys.argv[1:] if arguments is None else arguments
     options = vars(parser.parse_args(arguments))
+    keep_memory()
     with one_line_errors(parser):
         check_beam(options["beam"], options["alpha"])
         device, folder = check_device(options["device"]), Path(options["out"])

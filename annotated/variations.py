@@ -39,6 +39,7 @@ from annotated.training import (
     TrainingConfig,
     encode_pairs,
     evaluating,
+    keep_memory,
     noting_sigterm,
     one_line_errors,
     train_on,
@@ -271,13 +272,11 @@ def read_task(name, scale, steps=None, sentences=None):
 
 
 def worker_environment():
-    """The environment of a run: one thread, and an allocator that keeps memory instead of giving it back at every step."""
+    """The environment of a run: one thread, and jemalloc where it is installed (elsewhere `keep_memory` does what it is for)."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     wanted = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "100"}  # shapes vary from batch to batch: a large cache only grows
     if find_library("jemalloc"):  # faster where it is installed, not needed
         wanted |= {"LD_PRELOAD": find_library("jemalloc"), "MALLOC_CONF": "oversize_threshold:1,dirty_decay_ms:3000,narenas:1"}
-    else:
-        wanted |= {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 30), "MALLOC_TOP_PAD_": str(1 << 26)}
     return wanted | environment
 
 # %% ../notebooks/21_model_variations.ipynb #62a37c83
@@ -488,6 +487,7 @@ def lengths_main(arguments):
     parser.add_argument("--steps", type=int, default=800, help="updates (800)")
     parser.add_argument("--seeds", type=int, default=3, help="(3)")
     options = parser.parse_args(arguments)
+    keep_memory()
     with one_line_errors(parser):
         runs = [{"positions": positions, "seed": seed, "lengths": measure_lengths(positions, seed, options.longest, steps=options.steps)}
                 for seed in range(options.seeds) for positions in ("sinusoidal", "learned")]
@@ -523,6 +523,7 @@ def main(arguments=None):
     size = {"steps": options.steps, "sentences": options.sentences}
     with one_line_errors(parser):
         if options.run:
+            keep_memory()
             corpus, tokenizer, known = read_task(options.corpus, scale, **size)
             name, seed = options.run
             told = ["--scale", scale, *(text for key, value in size.items() if value for text in (f"--{key}", str(value)))]
