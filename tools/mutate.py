@@ -122,6 +122,8 @@ MUTATIONS = [
     ("the gradient of the last chunk replaces the others", "regularization", "outer.addmm_(logits.T, x)", "logits.T @ x", "regularization"),
     ("the bf16 gradient of the last chunk replaces the others", "regularization", "outer.add_(share)",
      "torch.empty_like(weight).copy_(share)", "regularization"),
+    ("kept memory lies in small pages", "training", "mmap.MADV_HUGEPAGE", "mmap.MADV_NORMAL", "training"),
+    ("large pages are lost when memory is given back", "training", "malloc(1 << 26), 1 << 21", "None, 1 << 21", "training"),
     ("training keeps the slow dropout", "training", "sixteen_bit_dropout(model), config", "model, config", "training"),
     ("the denominator forgets the largest logit", "decoding", "top + (x - top)", "(x - top)", "decoding"),
     ("the error names the line before", "parsing", "read_lines(path), start=1)", "read_lines(path), start=0)", "parsing"),
