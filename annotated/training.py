@@ -355,7 +355,7 @@ def _c_library(name):
 
 
 def keep_memory():
-    """Tell the C library to keep freed memory for the next step, in the whole process; whether it could be told (glibc)."""
+    """Tell the C library to keep freed memory for the next step, in large pages and in the whole process; whether it could be told (glibc)."""
     mallopt = _c_library("mallopt")  # options by number: no blocks mapped alone, never trim, grow by 64 MB, one arena
     could = mallopt is not None and all(mallopt(*option) for option in ((-4, 0), (-1, -1), (-2, 1 << 26), (-8, 1)))
     if could:

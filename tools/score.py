@@ -16,7 +16,7 @@ from annotated.checkpoints import load_checkpoint
 from annotated.corpora import load_corpus
 from annotated.decoding import translate
 from annotated.evaluation import bleu_report, describe_machine
-from annotated.training import encode_pairs, validation_loss
+from annotated.training import encode_pairs, keep_memory, validation_loss
 
 
 def outputs_of(saved, sentences, options):
@@ -31,6 +31,7 @@ def outputs_of(saved, sentences, options):
 
 
 def main(options):
+    keep_memory()
     saved = load_checkpoint(options.model)
     languages = {f"{side}_language": saved.info[f"{side}_language"] for side in ("source", "target")}
     pairs = getattr(load_corpus(options.corpus, **languages), options.split)
