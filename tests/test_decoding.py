@@ -22,6 +22,7 @@ from annotated.corpora import load_corpus
 from annotated.decoding import (
     Int8Linear,
     PackedLinear,
+    RoughLook,
     beam_search,
     check_beam,
     greedy_decode,
@@ -446,6 +447,70 @@ def test_weights_of_8_bits_are_rounded_row_by_row(rows, engine, monkeypatch):
     plain = torch.nn.functional.linear(x, weight, bias)
     off = (layer(x) - plain).flatten(0, 1).norm(dim=0) / plain.flatten(0, 1).norm(dim=0)
     assert off.max() < 0.03, "a small row is rounded as finely as a large one"
+
+
+rough_products = pytest.mark.skipif(not PackedLinear.works(torch.zeros(1, 1, dtype=torch.bfloat16)), reason="no packed bf16 weights here")
+
+
+@rough_products
+@settings(deadline=None, max_examples=150)
+@given(st.integers(1, 9), st.integers(3, 700), st.integers(1, 80), st.sampled_from([0.0, 1e-5, 1e-3, 0.03, 1.0]), st.floats(0, 2),
+       st.integers(0, 10**6))
+def test_what_a_rough_look_is_sure_of_is_the_largest(rows, types, d_model, apart, uneven, seed):
+    draw = torch.Generator().manual_seed(seed)
+    weight = torch.randn(1, d_model, generator=draw) + apart * torch.randn(types, d_model, generator=draw)  # alike, or not at all
+    weight = weight * (uneven * torch.randn(types, 1, generator=draw)).exp()
+    hidden = torch.randn(rows, d_model, generator=draw)
+    ids, sure = RoughLook(weight)(hidden)
+    assert ids.shape == sure.shape == (rows, 1) and (ids > BEGIN)[sure].all()
+    logits = hidden.double() @ weight.double().T
+    found, best = logits.gather(1, ids), logits[:, END:].amax(dim=1, keepdim=True)
+    rounding = 2**-22 * d_model * hidden.norm(dim=1, keepdim=True) * weight.norm(dim=1).max()  # what fp32 cannot tell apart
+    assert (found >= best - rounding)[sure].all()
+    if types > 20 and apart == 0 == uneven:
+        assert not sure.any(), "all types are the same"
+
+
+@rough_products
+def test_a_rough_look_is_nearly_always_sure_of_random_logits():
+    weight, hidden = torch.randn(5000, 64, generator=torch.Generator().manual_seed(0)), torch.randn(400, 64)
+    weight[END] = 40.0  # one long row widens the bound of its own logit only
+    hidden[:, 0] = -100.0
+    ids, sure = RoughLook(weight)(hidden)
+    weight[[PAD, BEGIN]] = 0.0
+    assert sure.float().mean() > 0.95 and torch.equal(ids[sure], (hidden @ weight.T).argmax(dim=1, keepdim=True)[sure])
+
+
+@rough_products
+@pytest.mark.parametrize("alike", [False, True])
+def test_greedy_decoding_with_a_rough_look_writes_the_same(alike, monkeypatch):
+    monkeypatch.setattr(RoughLook, "pays", lambda weight: True)
+    model, seen = tiny(3000, d_model=64, d_ff=128, h=4).float(), []
+    if alike:  # so near each other that bf16 cannot tell them apart
+        with torch.no_grad():
+            model.embedding.weight.copy_(model.embedding.weight[5] + 0.003 * model.embedding.weight)
+    fast, source = packed_copy(model), torch.randint(4, 3000, (9, 7), generator=torch.Generator().manual_seed(1))
+    fast.embedding.rough.register_forward_hook(lambda look, given, answer: seen.append(answer[1]))
+    expected = greedy_decode(model, source, extra=12)
+    assert greedy_decode(fast, source, extra=12) == expected and {len(ids) for ids in expected} != {0}
+    sure = torch.cat(seen).float().mean()
+    assert len(seen) >= 19 and (sure < 0.5 if alike else sure > 0.9)
+
+
+def test_the_rough_look_is_taken_where_it_pays(monkeypatch):
+    large, small = torch.zeros(1 << 14, 256), torch.zeros(1 << 13, 256)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
+    assert RoughLook.pays(large) == PackedLinear.works(torch.zeros(1, 1, dtype=torch.bfloat16))
+    assert not RoughLook.pays(small) and not RoughLook.pays(large.double()) and not RoughLook.pays(large.to("meta"))
+    for known in ({"avx512_bf16": False}, {}):  # emulated, or not heard of
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda known=known: known)
+        assert not RoughLook.pays(large)
+    model = tiny(3000).float()
+    monkeypatch.setattr(RoughLook, "pays", lambda weight: False)
+    assert getattr(packed_copy(model).embedding, "rough", None) is None
+    monkeypatch.setattr(RoughLook, "pays", lambda weight: True)
+    for precision in ("bf16", "int8"):
+        assert getattr(packed_copy(model, precision).embedding, "rough", None) is None, "these are not to be more exact than they are"
 
 
 @pytest.mark.parametrize("precision, bound", [("fp32", 1e-5), ("bf16", 0.03), ("int8", 0.05)])

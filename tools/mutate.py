@@ -143,6 +143,10 @@ MUTATIONS = [
     ("three projections in one where the inputs differ", "multi_head", "query is not key or key is not value or (", "(",
      "multi_head"),
     ("a step whose keys suit the fused function leaves it", "multi_head", "32 < max(key.shape[-2:]) and ", "", "multi_head"),
+    ("a rough look leaves no room for rounding", "decoding", "slack = torch.stack(", "slack = 0 * torch.stack(", "decoding"),
+    ("a rough look is sure of everything", "decoding", "logits > eighth + 2**-8 * eighth.abs()", "logits > -math.inf", "decoding"),
+    ("what a rough look is not sure of stays", "decoding", "return token if sure.all() else", "return token if True else", "decoding"),
+    ("a rough look may say padding", "decoding", "bounds[:, [PAD, BEGIN]] = -math.inf", "pass", "decoding"),
     ("a packed copy joins the wrong matrices", "decoding", "(parent.W_Q, parent.W_K, parent.W_V)", "(parent.W_K, parent.W_Q, parent.W_V)",
      "decoding"),
 ]
