@@ -100,13 +100,9 @@ def length_penalty(length, alpha):
 
 
 def log_total(logits, kind):
-    """The logarithm of the softmax' denominator, (rows, 1) of type `kind`; logits (rows, types)."""
-    few, totals = len(logits) if logits.is_cuda else max(1, (1 << 18) // logits.size(1)), []  # rows that stay in a processor's cache
-    for part in logits.split(few):
-        x = part.to(kind)  # (few, types)
-        top = x.amax(dim=1, keepdim=True)
-        totals.append(top + (x - top).exp_().sum(dim=1, keepdim=True).log())
-    return torch.cat(totals)
+    """The logarithm of the softmax' denominator, (rows, 1) of type `kind`; logits (rows, types), finite."""
+    few = len(logits) if logits.is_cuda else max(1, (1 << 19) // logits.size(1))  # rows that stay in a processor's cache
+    return torch.cat([part[:, :1] - part.log_softmax(dim=1, dtype=kind)[:, :1] for part in logits.split(few)])
 
 
 def _best_continuations(log_p, lengths, finished, logits, beam, alpha):
@@ -264,7 +260,8 @@ class RoughLook(nn.Module):
     @staticmethod
     def pays(weight):
         """Whether it saves time: the processor itself multiplies bfloat16, and the matrix is beyond its caches."""
-        native = PackedLinear.works(weight[:1].bfloat16()) and torch.cpu.get_capabilities().get("avx512_bf16", False)
+        knows = getattr(torch.cpu, "get_capabilities", dict)()  # what the processor can; older versions of PyTorch do not tell
+        native = PackedLinear.works(weight[:1].bfloat16()) and knows.get("avx512_bf16", False)
         return native and weight.dtype == torch.float32 and weight.numel() >= 1 << 22
 
     def forward(self, hidden):

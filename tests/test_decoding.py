@@ -505,6 +505,8 @@ def test_the_rough_look_is_taken_where_it_pays(monkeypatch):
     for known in ({"avx512_bf16": False}, {}):  # emulated, or not heard of
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda known=known: known)
         assert not RoughLook.pays(large)
+    monkeypatch.delattr(torch.cpu, "get_capabilities")  # as in older versions of PyTorch
+    assert not RoughLook.pays(large)
     model = tiny(3000).float()
     monkeypatch.setattr(RoughLook, "pays", lambda weight: False)
     assert getattr(packed_copy(model).embedding, "rough", None) is None
