@@ -12,7 +12,7 @@ import copy
 import math
 import sys
 import warnings
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import torch
@@ -100,9 +100,10 @@ def length_penalty(length, alpha):
 
 
 def log_total(logits, kind):
-    """The logarithm of the softmax' denominator, (rows, 1) of type `kind`; logits (rows, types), finite."""
+    """The logarithm of the softmax' denominator, (rows, 1) of type `kind`; logits (rows, types)."""
     few = len(logits) if logits.is_cuda else max(1, (1 << 19) // logits.size(1))  # rows that stay in a processor's cache
-    return torch.cat([part[:, :1] - part.log_softmax(dim=1, dtype=kind)[:, :1] for part in logits.split(few)])
+    largest_of = partial(torch.amax, dim=1, keepdim=True)
+    return torch.cat([largest_of(part) - largest_of(part.log_softmax(dim=1, dtype=kind)) for part in logits.split(few)])
 
 
 def _best_continuations(log_p, lengths, finished, logits, beam, alpha):
@@ -198,9 +199,9 @@ class PackedLinear(nn.Module):
             there = there and torch.ops.mkldnn._is_mkldnn_bf16_supported()
         return there and weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.bfloat16)
 
-    def forward(self, x):
-        """x (…, in) -> (…, out)."""
-        return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+    def forward(self, x, bias=None):
+        """x (…, in) -> (…, out); bias (out,): in place of the layer's own."""
+        return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias if bias is None else bias, "none", [], "")
 
 # %% ../notebooks/18_decoding.ipynb #9ba0d85f
 class Int8Linear(nn.Module):
@@ -254,7 +255,7 @@ class RoughLook(nn.Module):
     def __init__(self, weight):
         super().__init__()
         short = weight.bfloat16()
-        self.weight, self.packed = weight, torch.ops.mkldnn._reorder_linear_weight(short)
+        self.weight, self.packed = weight, PackedLinear(short)
         self.norms = 1.01 * torch.stack([weight.norm(dim=1), (weight - short).norm(dim=1)])  # (2, types): |w|, |w - ŵ|, and a little
 
     @staticmethod
@@ -269,7 +270,7 @@ class RoughLook(nn.Module):
         short = hidden.bfloat16()
         lost = (hidden - short).norm(dim=1) + hidden.size(1) * 2**-23 * hidden.norm(dim=1)  # by rounding, of h and of sums
         slack = torch.stack([lost.max(), short.norm(dim=1).max()]) @ self.norms  # (types,)
-        bounds = torch.ops.mkldnn._linear_pointwise(short, self.packed, slack.bfloat16(), "none", [], "")  # (rows, types)
+        bounds = self.packed(short, slack.bfloat16())  # (rows, types)
         bounds[:, [PAD, BEGIN]] = -math.inf
         highest, ids = largest(bounds, min(self.few, bounds.size(1)))  # (rows, few), falling
         logits, best = (self.weight[ids] @ hidden.unsqueeze(2)).max(dim=1)  # (rows, 1) each
@@ -292,7 +293,8 @@ class PackedEmbedding(nn.Module):
 def packed_copy(model, precision="fp32", rows=32):
     """A copy of a Transformer for translating only, in eval mode: its linear layers in "fp32", "bf16" or "int8" (6.1).
 
-    rows: about how many sentences times hypotheses a step will have. Layers that this machine cannot pack stay plain.
+    rows: about how many sentences times hypotheses a step will have. Layers that this machine cannot pack stay plain; in
+    fp32, greedy decoding gets a `RoughLook` where that pays.
     ValueError for another precision, and for int8 on a GPU.
     """
     if precision not in ("fp32", "bf16", "int8"):

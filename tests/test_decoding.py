@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import sacrebleu
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from annotated import decoding
@@ -402,6 +402,7 @@ def test_of_equals_the_first_is_taken_as_by_argmax():
 @settings(deadline=None, max_examples=30)
 @given(st.integers(1, 40), st.sampled_from([3, 500, 200_000]), st.sampled_from([torch.bfloat16, torch.float32, torch.float64]),
        st.floats(0.1, 50), st.integers(0, 10**6))
+@example(40, 500, torch.float32, 50.0, 0)  # the difference at just any logit loses too many digits here
 def test_the_denominator_is_that_of_log_softmax(rows, types, dtype, spread, seed):
     if rows * types > 1_000_000:
         rows = 5
@@ -473,7 +474,8 @@ def test_what_a_rough_look_is_sure_of_is_the_largest(rows, types, d_model, apart
 
 @rough_products
 def test_a_rough_look_is_nearly_always_sure_of_random_logits():
-    weight, hidden = torch.randn(5000, 64, generator=torch.Generator().manual_seed(0)), torch.randn(400, 64)
+    draw = torch.Generator().manual_seed(0)
+    weight, hidden = torch.randn(5000, 64, generator=draw), torch.randn(400, 64, generator=draw)
     weight[END] = 40.0  # one long row widens the bound of its own logit only
     hidden[:, 0] = -100.0
     ids, sure = RoughLook(weight)(hidden)
