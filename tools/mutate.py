@@ -125,7 +125,7 @@ MUTATIONS = [
     ("kept memory lies in small pages", "training", "mmap.MADV_HUGEPAGE", "mmap.MADV_NORMAL", "training"),
     ("large pages are lost when memory is given back", "training", "malloc(1 << 26), 1 << 21", "None, 1 << 21", "training"),
     ("training keeps the slow dropout", "training", "sixteen_bit_dropout(model), config", "model, config", "training"),
-    ("the denominator is summed in half precision", "decoding", "part.log_softmax(dim=1, dtype=kind)", "part.log_softmax(dim=1)",
+    ("a beam's softmax is taken in half precision", "decoding", "part.log_softmax(dim=1, dtype=kind)", "part.log_softmax(dim=1)",
      "decoding"),
     ("the error names the line before", "parsing", "read_lines(path), start=1)", "read_lines(path), start=0)", "parsing"),
     ("packed: sentences see their future", "masking", "causal_mask(queries, device) if causal else None", "None", "masking"),
