@@ -83,7 +83,7 @@ class Group:
         worker = self.workers[key]
         expected = max(self.peaks.get(key, 0), max(self.peaks.values(), default=0) if key not in self.peaks else 0)
         held = sum(resident(other) for name, other in self.workers.items() if name != key and other.process.poll() is None)
-        trim = held + expected > 0.75 * self.available
+        trim = self.options.device == "cuda" or held + expected > 0.75 * self.available  # a GPU's memory is not looked at
         reply = self.attempt(key, lambda worker: worker.ask(self.options.patience, do="visit", first=first, trim=trim, **request))
         if reply and reply.get("peak"):
             self.peaks[key] = max(self.peaks.get(key, 0), reply["peak"])
@@ -151,7 +151,7 @@ def run_cell(cell, group, watch, options):
 
 def chosen_cells(options):
     """The cells of this run, in groups."""
-    cells = [cell for cell in work.cells(options.quick) if re.search(options.only, cell.name)]
+    cells = [cell for cell in work.cells(options.quick, options.device) if re.search(options.only, cell.name)]
     if options.systems:
         kept = []
         for cell in cells:
@@ -172,7 +172,7 @@ def parse(arguments):
     add("--only", default="", metavar="REGEX", help="cells whose name this matches")
     add("--systems", type=lambda text: text.split(","), help="of these systems only, with commas between them")
     add("--effort", type=float, default=1.0, help="times the usual number of seconds for each cell")
-    add("--patience", type=float, default=240, help="seconds after which a visit is given up")
+    add("--patience", type=float, default=600, help="seconds after which a visit is given up")
     add("--device", default="cpu", choices=["cpu", "cuda"])
     add("--tokens", type=int, default=work.TOKENS, help="target tokens of a training batch (25000 suits a GPU)")
     add("--report", type=Path, help="measure nothing: print the tables of this JSON file, and draw them")
@@ -201,7 +201,7 @@ def main(arguments=None):
                "machine": machine_facts(options), "busy_anyway": options.busy_anyway, "foreign_before": round(idle, 4),
                "metric": "seconds of wall clock a visit, all visits; tokens are real target tokens (training), written "
                          "tokens of the best hypothesis (decoding), positions (attention); peak: bytes resident",
-               "data": f"random ids; {work.TOKENS} target tokens a batch; lengths {work.LENGTHS}; "
+               "data": f"random ids; {options.tokens} target tokens a batch; lengths {work.LENGTHS}; "
                        f"decoding {work.WRITTEN} tokens from {work.SOURCE}", "seed": 0, "rates": [], "cells": []}
     measure = Group.start("annotated", "fair", options)
     workers["rates"] = measure

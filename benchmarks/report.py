@@ -41,6 +41,27 @@ def ceiling(cell, row, rates):
     return cell["batch"] * work.WRITTEN / seconds
 
 
+def paper_run(cell, row, rates):
+    """(share of the measured matrix rate, seconds for 100,000 steps of 25,000 target tokens) at the speed of this row (5.1, 5.2).
+
+    Counted are the matrix products of forward and backward pass, without any padding.
+    """
+    flops = 3 * work.forward_flops(work.SIZES[cell["size"]], [(32, 32)]) / 32  # a target token, and its source token
+    return flops * speed(row) / rates[row["precision"]], 100_000 * 25_000 / speed(row)
+
+
+def paper_table(cells, rates):
+    """The paper's base run at the speeds of these cells, as a table of Markdown."""
+    lines = ["### the paper's base run (100,000 steps of 25,000 target tokens) at these speeds", "",
+             "| cell | system | of the measured matrix rate | days |", "|---|---|---:|---:|"]
+    for cell in cells:
+        for row in cell["entrants"]:
+            if "failed" not in row:
+                share, seconds = paper_run(cell, row, rates)
+                lines.append(f"| {cell['name']} | {row['name']} | {share:.0%} | {seconds / 86400:,.2f} |")
+    return "\n".join(lines)
+
+
 def one_line(cell):
     """A cell while the run goes on."""
     parts = [f"{row['name']} {speed(row):,.0f}" if "failed" not in row else f"{row['name']} –" for row in cell["entrants"]]
@@ -138,6 +159,9 @@ def tables(results):
         head.append(f"**Measured whatever else the machine did: others took up to {worst:.0%} of it. These figures prove nothing.**")
     attention = [cell for cell in results["cells"] if cell["task"] == "attention"]
     parts = [cell_table(cell, rates) for cell in results["cells"] if cell["task"] != "attention"]
+    base = [cell for cell in results["cells"] if (cell["task"], cell["size"], cell["lengths"]) == ("train", "base", "equal")]
+    if base and rates:
+        parts.append(paper_table(base, rates))
     return "\n\n".join(["\n".join(head), aims_table(results), *parts, *([attention_table(attention)] if attention else [])])
 
 

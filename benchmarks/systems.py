@@ -33,7 +33,7 @@ class System:
 
     precisions = ("fp32", "bf16")  # of decoding
 
-    def __init__(self, size, table, precision=None, device="cpu"):
+    def __init__(self, size, table, precision=None, device="cpu", compiled=False):
         self.size, self.fair, self.device = SIZES[size], table == "fair", torch.device(device)
         torch.manual_seed(0)
         self.build(*(getattr(self.size, name) for name in ("N", "d_model", "d_ff", "h", "vocab_size")))
@@ -41,9 +41,15 @@ class System:
         if precision is None:
             self.model.train()
             self.optimizer = self.make_optimizer()
+            if compiled:
+                self.compile()
         else:
             self.model.eval()
             self.prepare(precision)
+
+    def compile(self):
+        """Have `torch.compile` fuse the operations of training."""
+        self.model.compile()
 
     def prepare(self, precision):
         """Make the model ready to write in a precision."""
@@ -85,8 +91,12 @@ class Annotated(System):
         from annotated.training import Run, TrainingConfig
 
         self.configs = {precision: TrainingConfig(precision=precision, max_tokens=100_000) for precision in DTYPES}
-        self.run = Run(self.model, self.configs["fp32"], ())
+        self.run, self.network = Run(self.model, self.configs["fp32"], ()), self.model
         return self.run.optimizer
+
+    def compile(self):
+        """As `annotated.training` does."""
+        self.network = torch.compile(self.model, dynamic=True)
 
     def train_step(self, batch, precision):
         """What `annotated.training.train` does for each batch."""
@@ -96,7 +106,7 @@ class Annotated(System):
 
         criterion = LabelSmoothingLoss(0.1, PAD, reduction="sum")
         self.run.optimizer.zero_grad()
-        loss = backward_share(self.model, Batch(*batch), criterion, self.configs[precision]).item()
+        loss = backward_share(self.network, Batch(*batch), criterion, self.configs[precision]).item()
         self.run.progress["step"] += 1
         apply_gradient(self.run, loss, torch.empty(0))
         return loss
@@ -261,6 +271,11 @@ class XTransformers(System):
         self.model = XTransformer(dim=d_model, tie_token_emb=True, ignore_index=PAD, pad_value=PAD, **both)
         self.model.decoder.net.to_logits.weight = self.model.encoder.token_emb.emb.weight
 
+    def compile(self):
+        """All that `loss` calls."""
+        for part in (self.model.encoder, self.model.decoder.net) if self.fair else (self.model,):
+            part.compile()
+
     def loss(self, batch):
         source, target_in, target_out = batch
         if not self.fair:
@@ -308,6 +323,10 @@ class JoeyNMT(System):
                 module.dropout.p = 0.0
             if type(module).__name__ == "PositionwiseFeedForward":
                 module.pwff_layer[2].p = 0.0
+
+    def compile(self):
+        """What `loss` and the model's own `forward` call."""
+        self.model._encode_decode = torch.compile(self.model._encode_decode)
 
     def loss(self, batch):
         source, target_in, target_out = batch
@@ -404,3 +423,9 @@ def attention_of(system, size):
 
 SYSTEMS = {"annotated": Annotated, "annotated, compiled": Compiled, "torch": Torch, "marian": Marian,
            "x-transformers": XTransformers, "joeynmt": JoeyNMT, "ctranslate2": CTranslate2}
+
+
+def make(name, *arguments):
+    """The system of this name; "…, compiled" is trained with `torch.compile`."""
+    plain = name.removesuffix(", compiled")
+    return SYSTEMS.get(name, SYSTEMS[plain])(*arguments, compiled=name != plain)

@@ -155,17 +155,19 @@ class Cell:
 
 
 TRAINERS = ("annotated", "torch", "marian", "x-transformers", "joeynmt")
+COMPILED = tuple(f"{name}, compiled" for name in TRAINERS)  # where a device gains by it
 
 
 def _each(systems, *precisions, **options):
     return tuple(Entrant(system, precision, **options) for precision in precisions for system in systems)
 
 
-def _training(size, table, quick):
-    both, base = ("fp32", "bf16"), size == "base"
+def _training(size, table, quick, device):
+    both, base, often = ("fp32", "bf16"), size == "base", 8 if device == "cuda" else 1  # a GPU's steps are short
     for precision in both:
         seconds = 60 if base and precision == "fp32" else 25
-        yield Cell("train", size, _each(TRAINERS, precision), table, units=1 if base else 4, seconds=seconds)
+        systems = TRAINERS + (COMPILED if device == "cuda" and precision == "bf16" else ())
+        yield Cell("train", size, _each(systems, precision), table, units=(1 if base else 4) * often, seconds=seconds)
     for precision in ("bf16",) if base else both:
         systems = ("annotated", "torch") if quick or base else TRAINERS
         entrants = (*_each(systems, precision), Entrant("torch", precision, "random"))
@@ -183,12 +185,12 @@ def _decoding(size, task, batch, quick):
     return Cell(task, size, ours + peers + slow, batch=batch, units=1 if size == "base" else 2, seconds=50 if size == "base" else 15)
 
 
-def cells(quick=False):
-    """All cells of a run in order; `quick`: a subset of a few minutes."""
+def cells(quick=False, device="cpu"):
+    """All cells of a run in order; `quick`: a subset of a few minutes. On a GPU all may compile their training."""
     found = []
     for size in ("base", "tiny"):
         for table in ("fair",) if quick else ("fair", "people"):
-            found += list(_training(size, table, quick))
+            found += list(_training(size, table, quick, device))
     for size in ("base", "tiny"):
         for task, batch in (("greedy", 32), ("beam", 1)) if quick else (("greedy", 1), ("greedy", 32), ("beam", 1), ("beam", 32)):
             found.append(_decoding(size, task, batch, quick))

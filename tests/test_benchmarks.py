@@ -1,5 +1,6 @@
 """The benchmarks measure what they say: by numbers made by hand, by PyTorch's own counter, and with systems that are made up."""
 
+import functools
 import json
 import os
 import sys
@@ -103,6 +104,16 @@ def test_ceilings_are_those_of_the_work_by_hand():
     rates = {"fp32": 1e30, "bandwidth": 1e9}
     assert report.ceiling(cell, row("torch", "fp32", [1.0], tokens=4096), rates) == pytest.approx(4096 / (2 * 28 * sum(size.weights) / 1e9))
     assert report.ceiling(made_up(task="attention"), row("torch", "fp32", [1.0]), rates) is None
+
+
+def test_the_paper_s_run_takes_as_long_as_its_tokens_and_a_share_of_the_products_alone():
+    cell, ours = made_up("train", "train", batch=0), row("annotated", "fp32", [2.0], tokens=50_000)
+    rates = {"fp32": 1e14, "bandwidth": 1e30}
+    share, seconds = report.paper_run(cell, ours, rates)
+    assert seconds == 100_000 and share == pytest.approx(report.speed(ours) / report.ceiling(cell, ours, rates))
+    size = work.SIZES["base"]
+    assert share == pytest.approx(25_000 * 6 * sum(size.weights) / 1e14, rel=0.02)  # attention itself is the rest
+    assert f"| train | annotated fp32 | {share:.0%} | 1.16 |" in report.paper_table([cell | {"entrants": [ours]}], rates)
 
 
 # -- rounds ---------------------------------------------------------------------------------------------------------
@@ -329,6 +340,33 @@ def test_systems_learn_and_write_as_many_tokens_as_asked(system, small):
             assert reply["tokens"] == 80 and reply["seconds"] > 0
     finally:
         torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("system", ["annotated", "torch", "marian"])
+def test_compiled_systems_learn_the_same(system, small, monkeypatch):
+    from benchmarks.systems import make
+    from benchmarks.worker import Bench
+
+    kept = []
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=lambda graph, _: kept.append(graph) or graph.forward))
+    bench = Bench(system, torch.get_num_threads())
+    bench.size = "tiny"
+    batch, losses = bench._batches("equal", "bucketed", 1, 128)[0], {}
+    for name in (system, f"{system}, compiled"):
+        one = make(name, "tiny", "fair")
+        assert not kept
+        torch.manual_seed(1)
+        losses[name] = [one.train_step(batch, "fp32") for _ in range(3)]
+    assert kept, "nothing was compiled"
+    assert losses[system] == pytest.approx(losses[name], rel=1e-5)
+
+
+def test_on_a_gpu_all_may_compile():
+    def entrants(device, name):
+        return {str(entrant) for cell in work.cells(device=device) if cell.name == name for entrant in cell.entrants}
+
+    for name in {cell.name for cell in work.cells() if cell.task == "train" and cell.lengths == "equal"}:
+        assert entrants("cuda", name) - entrants("cpu", name) == {f"{system}, compiled bf16" for system in work.TRAINERS}
 
 
 def test_beams_around_torch_find_what_greedy_finds_with_one(small):
