@@ -148,11 +148,11 @@ class Bench:
 
     def give_back(self):
         """Give back memory that is free, and begin a new peak; whether there is a peak to be known."""
+        known = peak_reset()
         if self.device == "cuda":
-            gc.collect()
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
-        return peak_reset()
+        return known
 
     def shorter(self, options):
         """What to do untimed: one unit, or two where a compiler sees more at the second; without a cache some tokens only."""
