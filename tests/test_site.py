@@ -24,6 +24,8 @@ PREPARE = """() => {
     seen.add(span.className);
   });
 }"""
+# What fades or moves arrives at once, so that colours are looked at as they stay.
+FINISH = "() => document.getAnimations().forEach(animation => animation.finish())"
 HANDLERS = """() => [...document.querySelectorAll('*')].flatMap(
   element => [...element.attributes].map(attribute => attribute.name).filter(name => name.startsWith('on')))"""
 
@@ -42,12 +44,12 @@ def report(site, browser, serve):
         found = reports[name] = {"outside": page.outside, "mistakes": page.mistakes}
         found["handlers"] = page.evaluate(HANDLERS)
         page.evaluate(PREPARE)
-        page.wait_for_timeout(800)  # what is unfolded fades in
+        page.evaluate(FINISH)  # what is unfolded fades in
         page.evaluate(axe + "; 0")
         rules = page.evaluate("() => axe.run({ resultTypes: ['violations'] })")["violations"]
         page.emulate_media(color_scheme="dark")
         page.wait_for_function("() => document.documentElement.dataset.theme === 'dark'")
-        page.wait_for_timeout(800)  # the theme fades
+        page.evaluate(FINISH)  # the theme fades
         rules += page.evaluate("() => axe.run({ runOnly: ['color-contrast'], resultTypes: ['violations'] })")["violations"]
         found["violations"] = [
             f"{rule['id']}: {rule['help']}; {len(rule['nodes'])} places, such as {rule['nodes'][0]['html'][:200]}" for rule in rules
