@@ -55,10 +55,11 @@ class _ChunkedLoss(torch.autograd.Function):
                 x = x.to(kind)  # (chunk, d_model)
                 logits = x @ matrix.T  # (chunk, vocab_size)
                 for part, at in zip(logits.split(rows), right.unsqueeze(1).split(rows), strict=True):
-                    p = part.log_softmax(dim=1, dtype=total.dtype)  # (rows, vocab_size), the logarithms
-                    total -= (1 - smoothing) * p.gather(1, at).sum() + smoothing / V * p.sum()
-                    p = torch.exp(p, out=part if kind == total.dtype else p).sub_(smoothing / V)  # p - q, but for the right token
-                    part.copy_(p.scatter_add_(1, at, p.new_full(at.shape, smoothing - 1)))
+                    z = part.to(total.dtype)  # (rows, vocab_size)
+                    p = z.softmax(dim=1)
+                    log_sum = z.amax(dim=1) - p.amax(dim=1).log()  # (rows,), of the exponentials
+                    total += (log_sum - (1 - smoothing) * z.gather(1, at).squeeze(1) - smoothing * z.mean(dim=1)).sum()
+                    part.copy_(p.sub_(smoothing / V).scatter_add_(1, at, p.new_full(at.shape, smoothing - 1)))  # p - q
                 slope.copy_(logits @ matrix)
                 if kind == weight.dtype:
                     outer = logits.T @ x if outer is None else outer.addmm_(logits.T, x)  # (vocab_size, d_model)

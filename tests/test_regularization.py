@@ -161,9 +161,9 @@ def test_chunks_hold_few_logits_and_agree_in_half_precision(monkeypatch):
     torch.manual_seed(0)
     hidden, weight = torch.randn(2400, 8), torch.randn(30_000, 8, requires_grad=True)
     target, chunks, rows = torch.randint(1, 30_000, (2400,)), [], []
-    product, softmax = torch.Tensor.__matmul__, torch.Tensor.log_softmax
+    product, softmax = torch.Tensor.__matmul__, torch.Tensor.softmax
     monkeypatch.setattr(torch.Tensor, "__matmul__", lambda x, y: (chunks.append((len(x), y.size(1))), product(x, y))[1])
-    monkeypatch.setattr(torch.Tensor, "log_softmax", lambda x, *a, **k: (rows.append(len(x)), softmax(x, *a, **k))[1])
+    monkeypatch.setattr(torch.Tensor, "softmax", lambda x, *a, **k: (rows.append(len(x)), softmax(x, *a, **k))[1])
     grads = {}
     for enabled, expected in ((False, [1200, 1200]), (True, [2400])):  # 256 MB are 2,236 rows in fp32, twice as many in bf16
         chunks.clear(), rows.clear()
@@ -174,6 +174,20 @@ def test_chunks_hold_few_logits_and_agree_in_half_precision(monkeypatch):
         assert max(rows) * 30_000 <= 1 << 19 and sum(rows) == 2400
     assert grads[True].dtype == torch.float32
     assert 0 < (grads[True] - grads[False]).norm() / grads[False].norm() < 0.02
+
+
+@pytest.mark.parametrize("largest", [0.0, 1e4, -1e4])
+def test_chunks_are_exact_where_the_right_token_has_no_probability_left(largest):
+    torch.manual_seed(0)
+    logits = torch.randn(1200, 50)
+    target = torch.randint(1, 50, (1200,))
+    logits[torch.arange(1200), target] -= 1000  # e^-1000 is no number of single precision
+    logits += largest
+    hidden, weight = logits.requires_grad_(), torch.eye(50)
+    loss = LabelSmoothingLoss(0.1, reduction="sum").of_hidden(hidden, weight, target, chunk=500)
+    expected = F.cross_entropy(logits.double(), target, label_smoothing=0.1, reduction="sum")
+    assert abs(loss - expected) < 1e-6 * expected
+    assert torch.allclose(*(torch.autograd.grad(one, logits)[0] for one in (loss, expected)), atol=1e-6)
 
 
 def test_chunks_add_up_in_half_precision():

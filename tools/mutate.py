@@ -119,6 +119,8 @@ MUTATIONS = [
     ("dropout does not make up for what it drops", "regularization", ".mul_(65536 / (65536 - drop))", "", "regularization"),
     ("four neighbours share a draw of dropout", "regularization", "words.view(torch.int16)[: x.numel()]",
      "words.view(torch.int16)[::4].repeat_interleave(4)[: x.numel()]", "regularization"),
+    ("the chunks read their sum off the right token", "regularization", "z.amax(dim=1) - p.amax(dim=1).log()",
+     "(z.gather(1, at) - p.gather(1, at).log()).squeeze(1)", "regularization"),
     ("the gradient of the last chunk replaces the others", "regularization", "outer.addmm_(logits.T, x)", "logits.T @ x", "regularization"),
     ("the bf16 gradient of the last chunk replaces the others", "regularization", "outer.add_(share)",
      "torch.empty_like(weight).copy_(share)", "regularization"),
