@@ -6,6 +6,7 @@ SHELL := /bin/bash
 SYSTEM_PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3)
 PYTHON := .venv/bin/python
 export OMP_NUM_THREADS ?= 1
+export OMP_WAIT_POLICY ?= passive  # beside other work a waiting thread that spins keeps the one it waits for off the processor
 export TOKENIZERS_PARALLELISM := false
 
 help:  ## show the targets
@@ -18,20 +19,19 @@ setup: .venv/ready  ## make the environment in .venv (done by the other targets 
 	@echo "[setup 1/3] making the virtual environment .venv with $$($(SYSTEM_PYTHON) --version)"
 	@$(SYSTEM_PYTHON) -m venv .venv
 	@echo "[setup 2/3] installing the packages of requirements.lock (torch among them: some minutes the first time)"
-	@$(PYTHON) -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-compile -r requirements.lock
 	@echo "[setup 3/3] installing the package annotated from this checkout"
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch .venv/ready
 	@echo "[setup] done"
 
-book: setup  ## the main job: train the book's model if needed, execute all notebooks, render the site
+book: setup  ## the main job: render the stored pages, train the book's model if needed, execute all notebooks, render the site
 	$(PYTHON) tools/book.py
-	$(MAKE) --no-print-directory site
 
 site: setup  ## render the notebooks as they are stored (or as `make book` executed them) to HTML
-	$(PYTHON) tools/site.py
+	$(PYTHON) tools/site_build.py
 
-test: setup  ## unit tests, and the stored outputs of the pages that do not train
+test: setup  ## unit tests, and the stored outputs of the pages, executed here once
 	$(PYTHON) tools/test.py
 
 test-site: setup axe  ## the site of `make site` in a real browser (Chromium): requests, errors, accessibility, charts, hostile text
@@ -72,7 +72,7 @@ newstest: setup  ## train on the news, Tatoeba and Multi30k at hand, score newst
 	bash tools/newstest.sh
 
 bench: setup _build/bench/ready  ## speed beside its peers on a quiet machine: about half an hour, 6 minutes with BENCH=--quick (python -m benchmarks --help)
-	OMP_NUM_THREADS= _build/bench/venv/bin/python -m benchmarks $(BENCH)
+	OMP_NUM_THREADS= OMP_WAIT_POLICY= _build/bench/venv/bin/python -m benchmarks $(BENCH)
 
 _build/bench/ready: .venv/ready pyproject.toml  # the peers, in an environment of their own that sees the packages of .venv
 	$(PYTHON) -m benchmarks.peers _build/bench/venv

@@ -1,4 +1,4 @@
-"""Sphinx configuration of the HTML book; `tools/site.py` puts the pages beside it and builds."""
+"""Sphinx configuration of the HTML book; `tools/site_build.py` puts the pages beside it and builds."""
 
 import re
 
