@@ -274,7 +274,7 @@ class Run:
         self.model, self.config, self.tokenizer = sixteen_bit_dropout(model), config, tokenizer
         self.folder = None if folder is None else Path(folder)
         self.device, (self.rank, self.world) = next(model.parameters()).device, ranks()
-        torch.manual_seed(config.seed + (self.rank << 32))  # each process its own dropout; rank 0 as if alone
+        torch.manual_seed(config.seed + (self.rank << 20))  # each its own dropout: 32 bits count
         self.optimizer = adam(model.parameters())
         self.schedule = NoamSchedule(self.optimizer, model.config.d_model, config.warmup, config.factor)
         self.progress = {"step": 0, "tokens": 0, "losses": [], "skipped": [], "skipped_in_a_row": 0, "log": []}
@@ -292,7 +292,7 @@ class Run:
             if len(progress["random"]) == self.world:
                 set_random_state(progress["random"][self.rank], self.device)
             else:  # another number of processes: other dropout, but nobody repeats what was drawn
-                torch.manual_seed(self.config.seed + (self.rank << 32) + int(step))
+                torch.manual_seed(self.config.seed + (self.rank << 20) + int(step))
             self.progress = {name: progress[name] for name in self.progress}
 
     def checkpoint(self, step):

@@ -112,6 +112,13 @@ with process_group("cpu", 60):
     weights = sum(weight.sum().item() for weight in poisoned.state_dict().values())
     report["poisoned weights"] = [sum_over_ranks(weights * (rank == r))[0] for r in range(world)]
     report["poisoned pairs"] = [i for i, (source, _) in enumerate(pairs) if 9 in source]
+    dropped = []
+    model = Transformer(TransformerConfig(20, N=1, d_model=16, d_ff=32, h=2, dropout=0.5))
+    first = next(module for module in model.modules() if isinstance(module, torch.nn.Dropout))
+    first.register_forward_hook(lambda _, given, out: dropped.append(((out == 0) & (given[0] != 0)).flatten().tolist()))
+    train(model, pairs, pairs[:7], TrainingConfig(steps=2, max_tokens=200, warmup=10), show_progress=False)
+    report["dropped"] = [None] * world  # of each rank, by its first step; before that comes the rehearsal
+    torch.distributed.all_gather_object(report["dropped"], dropped[1]) if world > 1 else None
     if world > 1:
         long_run(Path(sys.argv[1]))
     if rank == 0:
@@ -248,6 +255,13 @@ def test_two_processes_see_the_same_batches_and_losses(reports):
             assert abs(mine[name] - theirs[name]) < 1e-9, f"{name} at step {mine['step']}"
         assert (mine["rate"], mine["tokens"]) == (theirs["rate"], theirs["tokens"])
     assert one["log"][-1]["valid_loss"] < one["log"][0]["valid_loss"] - 0.1, "nothing was trained"
+
+
+def test_each_process_draws_dropout_of_its_own(reports):
+    _, two = reports
+    pairs = list(zip(*two["dropped"]))  # noqa: B905  the shares of a batch differ in size
+    assert len(pairs) > 200 and all(0.4 < sum(mask) / len(mask) < 0.6 for mask in two["dropped"])
+    assert 0.35 < sum(mine == theirs for mine, theirs in pairs) / len(pairs) < 0.65
 
 
 def test_two_processes_skip_the_same_steps_together(reports):
