@@ -371,6 +371,18 @@ def test_pools_mix_the_corpus_and_hardly_add_padding():
     assert np.std(means) > 5  # batches in random order, not from short to long
 
 
+def test_every_pool_has_an_order_of_its_own():
+    pairs = Lengths(np.full((600, 2), 5, dtype="<i4"))  # all alike: only the draws tell the pools apart
+    orders = []
+    for batch in epoch_batches(pairs, 25, (0, 0), pool=100, block=100):  # a pool is a block
+        if batch[0] // 100 not in [number for number, _ in orders]:
+            orders.append((batch[0] // 100, []))
+        assert (batch // 100 == orders[-1][0]).all()
+        orders[-1][1].extend((batch % 100).tolist())
+    assert len(orders) == 6 and all(sorted(order) == list(range(100)) for _, order in orders)
+    assert len({tuple(order) for _, order in orders}) == 6
+
+
 def test_every_epoch_has_another_order_and_the_seed_alone_decides():
     pairs, take = many(5000), {}
     state = np.random.get_state()[1].tolist()
@@ -439,6 +451,15 @@ def test_the_vocabulary_may_be_learnt_from_a_share(corpus, tmp_path):
     whole, some, again = (prepare_corpus("mine", tmp_path / str(n), 290, share=share, seed=4).tokenizer.as_dict()
                           for n, share in enumerate((1.0, 0.1, 0.1)))
     assert some == again and some != whole
+
+
+def test_what_cleaning_drops_teaches_the_vocabulary_nothing(corpus, tmp_path):
+    copied = [("zyxxyz", "zyxxyz")] * 500  # by far the most frequent word
+    corpus.train = PairStream((lambda: copied, lambda: TEXTS))
+    made = prepare_corpus("mine", tmp_path / "p", 300)
+    assert made.facts["cleaning"]["copied"] == 500 and len(made.train) == 200
+    assert made.tokenizer.as_dict() == SubwordTokenizer.fit(TEXTS, 300).as_dict()
+    assert len(made.tokenizer.encode("zyxxyz")) == 7, "one id a letter, and one for the space"
 
 
 def test_long_sentences_are_left_out_of_training(corpus, tmp_path):

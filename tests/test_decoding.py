@@ -364,6 +364,13 @@ def test_beam_search_has_no_dropout_and_restores_the_mode():
     assert beam_search(model, source, extra=5) == expected and model.training
 
 
+def test_c26_the_beam_is_the_papers_where_nobody_says_otherwise():
+    model, source = half_trained(1), pad([[5, 9, 7, END], [8, 11, 4, 6, END]])
+    assert beam_search(model, source, n_best=4) == beam_search(model, source, beam=4, alpha=0.6, extra=50, n_best=4)
+    with pytest.raises(ValueError, match="n_best=5 .* at most beam=4"):
+        beam_search(model, source, n_best=5)
+
+
 @pytest.mark.parametrize("options, message", [
     ({"beam": 0}, "beam=0 will not do: give 1"), ({"alpha": -0.1}, "alpha=-0.1 will not do"),
     ({"alpha": float("nan")}, "alpha=nan will not do"),

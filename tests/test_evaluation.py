@@ -123,6 +123,14 @@ def test_multi30k_entry_forgives_case_and_the_shape_of_marks():
     assert report["tokenised_lowercase"].score < 50
 
 
+@pytest.mark.parametrize("language, form", [("de", 'er sagt " 1,500 , gut " , ja'), ("en", 'er sagt " 1.500 , gut , " ja')])
+def test_multi30k_form_normalises_marks_by_the_rules_of_its_language(language, form):
+    """Of a number's space and of a comma beside a closing mark English and German make different things."""
+    assert multi30k_form(['Er sagt "1\u00a0500, gut", ja'], language) == [form]
+    report = bleu_report(['Er sagt "1\u00a0500, gut", ja'], [form], language, bootstrap=0)
+    assert report["multi30k"].score == pytest.approx(100)
+
+
 words = st.lists(st.sampled_from("der die das Hund Katze - , sieht".split()), min_size=1, max_size=9)
 
 

@@ -193,6 +193,20 @@ def test_dropout_only_while_training_and_on_both_paths():
     assert ((outputs.mean(0) - still[0]).abs() < 5 * outputs.std(0) / 4000**0.5).all()  # the mean is kept
 
 
+def test_long_training_drops_weights_in_the_fused_function_too(monkeypatch):
+    layer, n = make(dropout=0.25), 300  # on a processor the fused function trains from 257 keys up
+    fused, calls = F.scaled_dot_product_attention, []
+    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **k: calls.append(1) or fused(*a, **k))
+    Q, K = (x.detach() for x in inputs((1, 4, n, 6), (1, 4, n, 6)))
+    each = torch.eye(n, dtype=torch.float64).expand(1, 4, n, n)  # with these values the outputs are the weights
+    torch.manual_seed(0)
+    dropped, whole = layer.train().attend(Q, K, each), layer.eval().attend(Q, K, each)
+    assert len(calls) == 2 and (whole > 0).all()
+    gone = dropped == 0
+    assert abs(gone.double().mean() - 0.25) < 5 * (0.25 * 0.75 / gone.numel()) ** 0.5
+    torch.testing.assert_close(dropped[~gone], whole[~gone] / 0.75, rtol=1e-9, atol=0)  # the others make up for it
+
+
 # Recording
 
 

@@ -332,6 +332,16 @@ def test_right_branching_by_hand():
     assert str(parse("` a b".split())) == "(S (XX `) (XX a) (XX b))"
 
 
+def test_right_branching_takes_the_commonest_label_at_the_right_edge():
+    # At the right edge, over two words or more: PP, PP, VP. Elsewhere NP is commonest, and ADJP over the last word alone.
+    trees = [parse_tree(f"(S (NP (NN a) (NN b)) (NP (NN a) (NN b)) (VP (VB c) (ADJP (JJ d))){tail} (. .))" if tail else
+                        "(SINV (NP (NN a) (NN b)) (VP (VB c) (ADJP (JJ d))) (. .))")
+             for tail in (" (PP (IN e) (NP (ADJP (JJ f))))", " (PP (IN e) (NP (ADJP (JJ f))))", "")]
+    assert str(right_branching(trees)("a b c .".split())) == "(S (XX a) (PP (XX b) (XX c) (XX .)))"
+    assert str(right_branching(trees[2:])("a b c".split())) == "(SINV (XX a) (VP (XX b) (XX c)))"
+    assert str(right_branching([parse_tree("(X (NN a))")])("a b c".split())) == "(X (XX a) (X (XX b) (XX c)))"
+
+
 def test_right_branching_survives_any_length():
     words = ["w"] * 400
     tree = right_branching(TOY)(words)
@@ -433,6 +443,19 @@ def test_copies_hide_rare_words_and_nothing_else():
             assert changed in (index, vocabulary.word_ids[signature(word)])
             hidden[counts[word] > 50] += changed != index
     assert hidden[False] > 5 * hidden[True] > 0
+
+
+def test_a_word_is_hidden_the_more_rarely_the_more_often_it_occurs():
+    trees = [parse_tree(f"(NP (NN {word}))") for word, count in (("once", 1), ("thrice", 3), ("often", 19)) for _ in range(count)]
+    vocabulary, copies = ParsingVocabulary.fit(trees), 2001
+    pairs = tree_pairs(trees, vocabulary, copies, seed=2)[len(trees):]
+    hidden = Counter()
+    for i, (source, _) in enumerate(pairs):
+        (word,) = trees[i % len(trees)].words
+        hidden[word] += source != vocabulary.encode_words([word])
+    for word, count in (("once", 1), ("thrice", 3), ("often", 19)):
+        rate, shown = 1 / (1 + count), (copies - 1) * count
+        assert abs(hidden[word] / shown - rate) < 5 * (rate * (1 - rate) / shown) ** 0.5, word
 
 
 # ---- treebanks

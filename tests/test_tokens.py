@@ -184,6 +184,37 @@ def test_the_librarys_merges_are_those_of_the_textbook():
     assert tokenizer.vocabulary == sorted(byte_letters()) + ["".join(pair) for pair in expected]
 
 
+def textbook_encoding(tokenizer, text):
+    """Letters first; then each merge in the order learnt, at every place, left to right; on text of plain words."""
+    letter_of, ids = {byte: letter for letter, byte in byte_letters().items()}, []
+    for word in text.split():
+        pieces = [letter_of[byte] for byte in f" {word}".encode()]
+        for first, second in tokenizer.merges:
+            place = 0
+            while place < len(pieces) - 1:
+                if (pieces[place], pieces[place + 1]) == (first, second):
+                    pieces[place: place + 2] = [first + second]
+                place += 1
+        ids += [4 + tokenizer.vocabulary.index(piece) for piece in pieces]
+    return ids
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.text("adeghilnorstuvwäö", min_size=1, max_size=9), min_size=1, max_size=5).map(" ".join))
+@example("The old gardeners sleep under the tables")
+@example("Schläft der alte Hund im Garten")
+def test_bpe_encodes_as_the_textbook_does(text):
+    assert SUBWORDS["bpe"].encode(text) == textbook_encoding(SUBWORDS["bpe"], text)
+
+
+def test_the_order_of_the_merges_decides_where_they_overlap():
+    base = sorted(byte_letters())
+    for merges, expected in (([("a", "b"), ("b", "c")], ["Ġ", "ab", "c"]), ([("b", "c"), ("a", "b")], ["Ġ", "a", "bc"])):
+        tokenizer = SubwordTokenizer([*base, *map("".join, merges)], merges)
+        ids = tokenizer.encode("abc")
+        assert [tokenizer.vocabulary[index - 4] for index in ids] == expected and ids == textbook_encoding(tokenizer, "abc")
+
+
 def test_the_letters_of_bytes_are_the_librarys():
     from tokenizers import pre_tokenizers
 

@@ -1,5 +1,6 @@
 """The training loop against independent loops; the book's model and the command line on tiny corpora."""
 
+import ast
 import copy
 import errno
 import json
@@ -12,6 +13,7 @@ import sys
 from collections import Counter
 from dataclasses import fields, replace
 from itertools import chain, islice, repeat
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -25,7 +27,7 @@ from annotated.checkpoints import MANIFEST, load_checkpoint, run_checkpoints
 from annotated.corpora import Corpus
 from annotated.regularization import LabelSmoothingLoss, SixteenBitDropout
 from annotated.schedule import noam_rate
-from annotated.tokens import BEGIN, END, PAD, WordTokenizer
+from annotated.tokens import BEGIN, END, PAD, UNKNOWN, WordTokenizer
 from annotated.training import (
     INTERRUPTED,
     TrainingConfig,
@@ -602,6 +604,18 @@ def test_another_vocabulary_configuration_or_corpus_is_refused_by_name(tmp_path)
     assert [row["step"] for row in run(tmp_path / "run", config=longer)[0]] == [2, 4, 6, 8, 10, 12, 14]
 
 
+def test_every_number_that_decides_a_run_must_be_the_same_when_it_goes_on(tmp_path):
+    run(tmp_path / "run")
+    free = {"steps": 14, "save_every": 5, "keep_last": 3, "max_skipped": 2}
+    other = {"max_tokens": 32, "accumulate": 1, "warmup": 4, "factor": 0.4, "label_smoothing": 0.2, "validate_every": 3,
+             "precision": "bf16", "compile": True, "seed": 1}
+    assert free.keys() | other.keys() == {field.name for field in fields(TrainingConfig)}
+    for name, value in other.items():
+        with pytest.raises(ValueError, match=f"made with another training configuration .{name} was .* and is now {value!r}"):
+            run(tmp_path / "run", config=replace(LONG, steps=14, **{name: value}))
+    assert run(tmp_path / "run", config=replace(LONG, **free))[0][-1]["step"] == 14
+
+
 def test_full_disk_leaves_the_checkpoint_before_intact(undisturbed, tmp_path, monkeypatch):
     real, writes = checkpoints.save_file, []
 
@@ -658,6 +672,29 @@ def test_fingerprint_counts_code_and_facts_but_not_comments(tmp_path, monkeypatc
         (tmp_path / f"{name}.py").write_text("x = 1\n")
 
 
+def imported(module):
+    """The modules of the package that a module imports, anywhere in its code, by its syntax tree."""
+    found, package = set(), Path(training.__file__).parent
+    for node in ast.walk(ast.parse((package / f"{module}.py").read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module and (node.level or node.module.startswith("annotated.")):
+            found.add(node.module.removeprefix("annotated."))
+        elif isinstance(node, ast.ImportFrom) and (node.level or node.module == "annotated"):
+            found.update(name.name for name in node.names)
+        elif isinstance(node, ast.Import):
+            found.update(name.name.removeprefix("annotated.") for name in node.names if name.name.startswith("annotated."))
+    return {name for name in found if (package / f"{name}.py").is_file()}
+
+
+def test_the_fingerprint_counts_every_module_that_training_imports():
+    needed = {"training"}
+    while more := set().union(*map(imported, needed)) - needed:
+        needed |= more
+    assert {"attention", "transformer", "checkpoints", "corpora"} <= needed, "the imports were not followed"
+    facts = {"corpora", "toy_language"}  # they find the pairs, which are a fact of their own
+    assert needed - set(training.MODULES) <= facts | {"checkpoints"}  # which stores what was trained
+    assert set(training.MODULES) <= needed and len(set(training.MODULES)) == len(training.MODULES)
+
+
 @pytest.fixture
 def tiny_book(monkeypatch):
     """The book's model replaced by a tiny one on four pairs; the fixture counts the trainings."""
@@ -693,6 +730,14 @@ def test_book_model_is_trained_anew_when_configuration_or_corpus_change(tiny_boo
     monkeypatch.setattr(training, "load_corpus", lambda name: corpus(TEXTS[:3], TEXTS[:1]))
     book_model(tmp_path, show_progress=False)
     assert len(tiny_book) == 5 == len([path for path in (tmp_path / "models").iterdir() if path.is_dir()])
+
+
+def test_the_books_vocabulary_is_that_of_its_training_set(tiny_book, tmp_path, monkeypatch):
+    made = corpus(valid=[("quax .", "Quax .")])
+    made.test = [("zyx .", "Zyx .")]
+    monkeypatch.setattr(training, "load_corpus", lambda name: made)
+    tokenizer = book_model(tmp_path, show_progress=False).tokenizer
+    assert set(tokenizer.words) == {word for pair in TEXTS for text in pair for word in text.split()}
 
 
 def test_book_model_that_fails_leaves_nothing_behind(tiny_book, tmp_path, monkeypatch):
@@ -745,6 +790,21 @@ def test_command_line_trains_on_the_users_own_files(tmp_path, capsys):
     assert (told["seed"], told["label_smoothing"], told["steps"], told["warmup"]) == (3, 0.2, 4, 2)
     assert (saved.info["source_language"], saved.info["target_language"], saved.info["corpus"]) == ("en", "de", "own")
     assert saved.tokenizer.encode("the cat", "en") and len(saved.info["log"]) == 1
+
+
+def test_command_line_learns_no_word_and_no_piece_from_what_is_held_out(tmp_path):
+    own = write_corpus(tmp_path / "own")
+    for split, word in (("valid", "quax"), ("test", "zyxxyz")):
+        for language in ("en", "de"):
+            (own / f"{split}.{language}").write_text(f"{word}\n" * 50, encoding="utf-8")
+    for kind, known in (("words", [UNKNOWN]), ("bpe", None)):
+        options = [*SMALL[2:], "--tokenizer", kind, "--vocab_size", "400"]
+        main([str(own), "--out", str(tmp_path / kind), *options])
+        tokenizer = load_checkpoint(tmp_path / kind).tokenizer
+        for word in ("quax", "zyxxyz"):
+            ids = tokenizer.encode(word, "en")
+            assert ids == known if known else len(ids) == 1 + len(word), "one id a letter, and one for the space"
+        assert len(tokenizer.encode("the dog sleeps", "en")) == 3 or kind == "bpe"
 
 
 def test_command_line_turns_the_direction_and_learns_pieces(tmp_path):
@@ -860,6 +920,16 @@ def test_help_names_every_field(monkeypatch):
         if field.name not in ("vocab_size", "pad_id"):
             assert f"--{field.name}" in text
     assert max(map(len, text.splitlines())) <= 100
+
+
+def test_every_process_has_random_numbers_of_its_own_and_the_first_those_of_one_alone(monkeypatch):
+    drawn = []
+    for rank in range(4):
+        monkeypatch.setattr(training, "ranks", lambda rank=rank: (rank, 4))
+        training.Run(tiny(), QUICK, (PAIRS, PAIRS[:2]))
+        drawn.append(torch.rand(8).tolist())
+    torch.manual_seed(QUICK.seed)
+    assert drawn[0] == torch.rand(8).tolist() and len(set(map(tuple, drawn))) == 4
 
 
 def test_a_run_draws_sixteen_bits_for_dropout_and_goes_on_with_the_same_masks(tmp_path):

@@ -17,7 +17,8 @@ import torch
 from annotated import variations
 from annotated.checkpoints import run_checkpoints
 from annotated.corpora import Corpus, load_corpus
-from annotated.tokens import END, PAD, WordTokenizer
+from annotated.decoding import beam_search, greedy_decode
+from annotated.tokens import END, PAD, UNKNOWN, WordTokenizer
 from annotated.training import INTERRUPTED, TrainingConfig, encode_pairs, validation_loss
 from annotated.transformer import Transformer, TransformerConfig
 from annotated.variations import (
@@ -160,6 +161,24 @@ def test_c25_accuracy_is_that_of_counting_token_by_token():
     assert token_accuracy(model, pairs) == 0
 
 
+def test_c29_rows_are_scored_by_beam_4_with_alpha_06():
+    texts = [("a b c d e f", "-"), ("c b a f", "-"), ("d d a", "-"), ("f e d c b a a b", "-"), ("b", "-"), ("e e f a b", "-")]
+    tokenizer = WordTokenizer.fit(texts)
+    torch.manual_seed(5)  # a random model of which the kinds of search make different things
+    model = Transformer(TransformerConfig(len(tokenizer), N=1, d_model=16, d_ff=32, h=2)).double().eval()
+    sources = [torch.tensor([[*tokenizer.encode(text, "en"), END]]) for text, _ in texts]
+
+    def bleu_of(outputs):
+        """What `measure` finds where these ids are the references."""
+        pairs = [(text, tokenizer.decode(ids)) for (text, _), ids in zip(texts, outputs, strict=True)]
+        return variations.measure(model, tokenizer, Corpus("mine", "en", "de", [], pairs, []))["bleu"]
+
+    assert bleu_of([greedy_decode(model, source)[0] for source in sources]) < 90
+    for (beam, alpha), alike in {(4, 0.6): True, (2, 0.6): False, (5, 0.6): False, (4, 0.0): False}.items():
+        bleu = bleu_of([beam_search(model, source, beam, alpha)[0][0][0] for source in sources])
+        assert bleu == pytest.approx(100) if alike else bleu < 90
+
+
 # --- verdicts ----------------------------------------------------------------------------------------------------------
 
 
@@ -200,6 +219,18 @@ def test_c29_table_from_hand_made_results():
     assert found["E-learned"].verdict == {"loss": "does not", "bleu": "does not"}
     with pytest.raises(ValueError, match="no result for the row base"):
         compare(rows(), results[2:])
+
+
+@pytest.mark.parametrize("scale", ["toy", "multi30k"])
+def test_no_row_knows_words_of_the_sentences_it_is_scored_on(scale, monkeypatch):
+    held_out = {"valid": [("quax quax", "quax")] * 50, "test": [("zyxxyz zyxxyz", "zyxxyz")] * 50}
+    seen = [("the dog sleeps", "der Hund schläft")] * 9
+    monkeypatch.setattr(variations, "load_corpus", lambda name: Corpus(name, "en", "de", seen, **held_out))
+    _, tokenizer, _ = variations.read_task("mine", scale)
+    assert " dog" in "".join(tokenizer.pieces(tokenizer.encode("the dog", "en"))).replace("▁", " ") or scale == "toy"
+    for word in ("quax", "zyxxyz"):
+        ids = tokenizer.encode(word, "en")
+        assert ids == [UNKNOWN] if scale == "toy" else len(ids) == 1 + len(word), "one id a letter, and one for the space"
 
 
 # --- the sweep -----------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""`make test-long`: plant known faults, each in a copy of the package of its own, and see a test catch it.
+"""`make test-long`: plant known faults, each in a copy of the checkout of its own, and see a test catch it.
 
     python tools/mutate.py              all of them; the report goes to results/mutations.json
     python tools/mutate.py "pre-norm"   those whose name contains the words
@@ -14,7 +14,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from notebooks import PACKAGE, ROOT
+from notebooks import ROOT
 
 # (fault, module, code as it is, code with the fault, the test files that guard it)
 MUTATIONS = [
@@ -152,7 +152,59 @@ MUTATIONS = [
     ("a rough look may say padding", "decoding", "bounds[:, [PAD, BEGIN]] = -math.inf", "pass", "decoding"),
     ("a packed copy joins the wrong matrices", "decoding", "(parent.W_Q, parent.W_K, parent.W_V)", "(parent.W_K, parent.W_Q, parent.W_V)",
      "decoding"),
+    ("all processes draw the same dropout", "training", "torch.manual_seed(config.seed + (self.rank << 20))",
+     "torch.manual_seed(config.seed)", "processes"),
+    ("seeds differ in bits that PyTorch does not read", "training", "self.rank << 20", "self.rank << 32", "training"),
+    ("words of the test set in the vocabulary", "training", "WordTokenizer.fit(corpus.train, corpus.source_language",
+     "WordTokenizer.fit(corpus.train + corpus.test, corpus.source_language", "training"),
+    ("pieces are learnt from the test set too", "training", "SubwordTokenizer.fit(corpus.train, options",
+     "SubwordTokenizer.fit(corpus.train + corpus.test, options", "training"),
+    ("words of the validation set in the book's vocabulary", "training", "WordTokenizer.fit(corpus.train)",
+     "WordTokenizer.fit(corpus.train + corpus.valid)", "training"),
+    ("words of the validation set in that of Table 3", "variations",
+     "        tokenizer = WordTokenizer.fit(corpus.train, corpus.source_language",
+     "        tokenizer = WordTokenizer.fit(corpus.train + corpus.valid, corpus.source_language", "variations"),
+    ("pieces of the validation set in those of Table 3", "variations", "SubwordTokenizer.fit(corpus.train, size",
+     "SubwordTokenizer.fit(corpus.train + corpus.valid, size", "variations"),
+    ("merges are carried out in reverse", "tokens", "library_tokenizer(model, self.vocabulary, self.merges)",
+     "library_tokenizer(model, self.vocabulary, self.merges[::-1])", "tokens"),
+    ("no dropout in the fused function", "multi_head", "F.scaled_dot_product_attention(Q, K, V, mask, dropout)",
+     "F.scaled_dot_product_attention(Q, K, V, mask, 0.0)", "multi_head"),
+    ("-10,000 in place of the lowest number", "attention", "torch.finfo(scores.dtype).min", "-1e4", "attention"),
+    ("Table 3 is decoded greedily", "variations", "corpus.source_language, **DECODING)", "corpus.source_language)", "variations"),
+    ("a beam of 5 where nobody says otherwise", "decoding", "def beam_search(model, source, beam=4,",
+     "def beam_search(model, source, beam=5,", "decoding"),
+    ("a run goes on with another smoothing", "training", '("steps", "save_every", "keep_last"',
+     '("steps", "label_smoothing", "save_every", "keep_last"', "training"),
+    ("a run goes on with another seed", "training", '("steps", "save_every", "keep_last"', '("steps", "seed", "save_every", "keep_last"',
+     "training"),
+    ("a module that trains does not count for the book's model", "training", "positional masking stacks", "positional stacks", "training"),
+    ("the vocabulary is learnt before cleaning", "batches", "(pair for pair in clean if draw", "(pair for pair in corpus.train if draw",
+     "batches"),
+    ("one seed for every pool", "batches", "seed=(*seed, number)", "seed=seed", "batches"),
+    ("half of all words are hidden, rare or not", "parsing", "draw() < 1 / (1 + counts[word])", "draw() < 0.5", "parsing"),
+    ("right-branching takes the commonest label anywhere", "parsing", " if place[end] == place[-1] and place[end] - place[start] > 1)", ")",
+     "parsing"),
+    ("right-branching takes the root's label inside", "parsing", "label, root = max(inner, key=inner.get,",
+     "label, root = max(roots, key=roots.get,", "parsing"),
+    ("punctuation is normalised as in English", "evaluation", "MosesPunctNormalizer(lang=language)", "MosesPunctNormalizer()",
+     "evaluation"),
 ]
+
+
+def checkout(folder):
+    """Make a folder a checkout in which a fault can be planted: processes that tests start find the fault wherever they look.
+
+    Package, tests and tools are copies, all else links. Models that a faulty package trains stay in the folder.
+    """
+    for entry in ROOT.iterdir():
+        if entry.name in ("annotated", "tests", "tools"):
+            shutil.copytree(entry, folder / entry.name, ignore=shutil.ignore_patterns("__pycache__"))
+        elif entry.name not in (".git", ".venv", "_build", "data"):
+            (folder / entry.name).symlink_to(entry)
+    (folder / "data" / "models").mkdir(parents=True)
+    for entry in (ROOT / "data" / "toy", *(ROOT / "data" / "models").glob("*/")):
+        (folder / entry.relative_to(ROOT)).symlink_to(entry)
 
 
 def plant(copy, module, old, new):
@@ -165,9 +217,9 @@ def plant(copy, module, old, new):
 
 
 def caught_by(copy, tests):
-    """Run the test files against the copy; the name of the first test that fails, or None."""
-    files = [str(ROOT / "tests" / f"test_{name}.py") for name in tests.split()]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(copy), str(ROOT / "tools")]), "OMP_NUM_THREADS": "1"}
+    """Run the test files of the copy; the name of the first test that fails, or None."""
+    files = [f"tests/test_{name}.py" for name in tests.split()]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(copy), str(copy / "tools")]), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *files]
     run = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True)
     found = re.search(r"^(?:FAILED|ERROR) (\S+\.py(?:::.*?)?)(?: - .*)?$", run.stdout, re.MULTILINE)
@@ -177,10 +229,10 @@ def caught_by(copy, tests):
 
 
 def tried(fault, module, old, new, tests):
-    """Plant one fault in a copy of the package; the name of the first test that fails, or None."""
+    """Plant one fault in a copy of the checkout; the name of the first test that fails, or None."""
     with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder)
-        shutil.copytree(PACKAGE, copy / "annotated", ignore=shutil.ignore_patterns("__pycache__"))
+        copy = Path(folder).resolve()
+        checkout(copy)
         plant(copy, module, old, new)
         found = caught_by(copy, tests)
     print(f"{fault:60} {found or 'NOT CAUGHT'}", flush=True)
