@@ -385,3 +385,20 @@ def test_beams_around_torch_find_what_greedy_finds_with_one(small):
     greedy, beams = system.write(source, 1, 5), system.write(source, 4, 5)
     assert (score(beams) >= score(greedy) - 1e-5).all() and len(beams[0]) == 5
     assert all(END not in row for row in greedy + beams)
+
+
+def test_the_readme_quotes_what_both_machines_found():
+    """Each ratio handed on from the second machine stands in the README's row behind that of the first, and so do the aims reached."""
+    first, second = (json.loads((ROOT / "results" / name).read_text()) for name in ("bench.json", "bench_second_machine.json"))
+    line, = (line for line in (ROOT / "README.md").read_text(encoding="utf-8").split("\n") if line.startswith("| speed beside"))
+    aims, reached = {(aim["cell"], aim["ours"], aim["theirs"]): aim["aim"] for aim in first["aims"] if aim["what"] == "times as fast"}, []
+    for row in second["found"]:
+        cell, = (c for c in first["cells"] if c["name"] == row["cell"] and row["ours"] in {e["name"] for e in c["entrants"]})
+        speeds = {e["name"]: e["tokens"] / np.median(e["seconds"]) for e in cell["entrants"] if "failed" not in e}
+        ratio, low, high = speeds[row["ours"]] / speeds[row["theirs"]], f"{row['lowest']:.2f}", f"{row['highest']:.2f}"
+        assert f"{ratio:.2f} and {low}{f'–{high}' * (high > low)} ×" in line
+        if aim := aims.get((row["cell"], row["ours"], row["theirs"])):
+            reached.append((ratio >= aim, row["lowest"] >= aim))
+    ours, theirs = (sum(column) for column in zip(*reached, strict=True))
+    assert f"(of the {len(reached)} aims for which its figures are known it reached {theirs}, the first run {ours})" in line
+    assert "incomplete" in line and second["complete"] is False
