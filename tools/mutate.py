@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from annotated.evaluation import provenance
-from notebooks import ROOT
+from notebooks import PACKAGE, ROOT
 
 # (fault, module, code as it is, code with the fault, the test files that guard it)
 MUTATIONS = [
