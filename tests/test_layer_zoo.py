@@ -1,11 +1,15 @@
 """The layers of section 4 against PyTorch's own, and Table 1 against what is counted in them as they run."""
 
+import ast
 import math
 import subprocess
 import sys
 import textwrap
 from itertools import product
+from pathlib import Path
 
+import nbformat
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -376,6 +380,21 @@ def test_c6_additive_attention_pays_the_same_products_for_each_pair_and_its_proj
     product = counted(lambda: scaled_dot_product_attention(query, key, value))
     assert product == 30 * 40 * (16 + 5)
     assert counted(lambda: AdditiveAttention(16, 16, 16).double()(query, key, value)) == product + (30 + 40) * 16 * 16
+
+
+def test_c6_the_verdict_on_the_same_job_allows_for_the_noise_of_the_seeds_and_for_no_more():
+    page = nbformat.read(Path(__file__).parents[1] / "notebooks" / "09_why_self_attention.ipynb", as_version=4)
+    tree = ast.parse(next(cell.source for cell in page.cells if cell.source.startswith("# C6 (measured)")))
+    scope = {"math": math, "np": np}
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in ("noise", "no_worse")]
+    exec(compile(ast.Module(functions, []), "page 09", "exec"), scope)
+    noise, no_worse = scope["noise"], scope["no_worse"]
+    assert noise([1, 2, 3], [4, 4, 4]) == pytest.approx(2 * (1 / 3) ** 0.5)  # variance 1, three seeds
+    additive = [0.983, 0.990, 0.997]
+    assert no_worse([0.870, 0.871, 0.869], additive) == "does not"  # 12 points behind
+    assert no_worse([0.975, 0.976, 0.974], additive) == "does not"  # 1.5 points
+    assert no_worse([0.988, 0.980, 0.996], additive) == no_worse([1.0, 1.0, 1.0], additive) == "holds"
+    assert no_worse([0.87, 0.99, 0.99], [0.99, 0.99, 0.99]) == "holds"  # seeds so far apart say nothing
 
 
 def test_c6_unscaled_scores_leave_the_keys_without_gradient_at_large_d_k():

@@ -1,7 +1,9 @@
 """The ledger of claims is whole, says what the pages and tests say, and notices every gap."""
 
+import json
 import re
 import sys
+from collections import defaultdict
 
 import nbformat
 import pytest
@@ -194,6 +196,66 @@ def test_a_stored_verdict_turned_round_is_not_what_the_introduction_shows(rows, 
     for before, after in zip(rows, read(ledger.stored(tmp_path)), strict=True):
         for old, new in zip(before.parts, after.parts, strict=True):
             assert (old == new) == (old.kind == "asserted"), old.says
+
+
+def lines_of(claim, page):
+    return "\n".join(line for cell in ledger.shown(pages([page]))[claim] for line in cell.lines)
+
+
+def test_verdicts_on_translations_beyond_the_lengths_trained_on_follow_from_the_stored_run():
+    run = json.loads((ROOT / "results" / "lengths.json").read_text())
+    bleu = defaultdict(list)
+    for one in run["runs"]:
+        for line in one["lengths"]:
+            bleu[one["positions"], line["length"]].append(line["bleu"])
+    longer = [length for kind, length in bleu if kind == "learned" and length > run["longest"]]
+    stays = [max(bleu["sinusoidal", length]) >= min(bleu["sinusoidal", run["longest"]]) for length in longer]
+    better = sum(min(bleu["sinusoidal", length]) > max(bleu["learned", length]) for length in longer)
+    worse = sum(max(bleu["sinusoidal", length]) < min(bleu["learned", length]) for length in longer)
+    printed = lines_of("C17", "05")
+    assert f"stay as good with sinusoids: {'holds' if all(stays) else 'partly' if any(stays) else 'does not'}" in printed
+    counts = dict(re.findall(r"'([a-z ]+)': (\d+)", re.search("better than a learned table.*", printed)[0]))
+    found = {"holds": better, "does not": worse, "within noise": len(longer) - better - worse}
+    assert {word: int(count) for word, count in counts.items()} == {word: count for word, count in found.items() if count}
+
+
+def test_verdicts_on_padding_follow_from_the_stored_run():
+    shares, printed = json.loads((ROOT / "results" / "padding.json").read_text())["shares"], lines_of("C22", "13")
+    for budget, share in shares.items():
+        line = re.search(rf"max_tokens {int(budget):,}: .*", printed)[0]
+        assert line.endswith("holds" if share["bucketed"] < 0.05 else "does not")
+
+
+def test_verdicts_on_times_follow_from_the_times_printed_beside_them():
+    printed = lines_of("C19", "09")
+    fits = re.findall(r"^(.*) n: counted ([\d.]+), timed ([\d.]+): (.+); d: counted ([\d.]+), timed ([\d.]+): (.+)$", printed, re.MULTILINE)
+    assert len(fits) == 5
+    for _, *numbers in fits:
+        for counted, timed, verdict in (numbers[:3], numbers[3:]):
+            assert (abs(float(timed) - float(counted)) <= 0.25) == (verdict == "holds"), numbers
+    by_n, by_d = ({name: float(row[k]) for name, *row in fits} for k in (1, 4))
+    steepest = max(by_n, key=by_n.get) == "self-attention"
+    assert f"attention grows faster with n than every other layer: {'holds' if steepest else 'does not'}" in printed
+    flatter = by_d["self-attention"] < by_d["recurrent"]
+    assert f"attention grows more slowly with d than recurrence: {'holds' if flatter else 'does not'}" in printed
+    for n, d, verdict in re.findall(r"cross at n = (\d+), .* n = d = (\d+): (.+)", lines_of("C20", "09")):
+        assert (2 / 3 <= int(n) / int(d) <= 1.5) == (verdict == "holds")
+
+
+def test_verdicts_on_additive_attention_follow_from_the_table_printed_above_them():
+    printed = lines_of("C6", "09")
+    rows = {
+        name: re.findall(r"([\d.]+) ± ([\d.]+)", rest) for name, rest in re.findall(r"^([a-z ]+) ([\d.]+ ± .*)$", printed, re.MULTILINE)
+    }
+    scores = {name: [(float(mean), float(deviation)) for mean, deviation in row] for name, row in rows.items()}
+    verdicts = re.findall(r"d_k \d+ (holds|does not)", re.search("C6 with the scale.*", printed)[0])
+    for ours, theirs, verdict in zip(scores["dot product"], scores["additive"], verdicts, strict=True):
+        noise = 2 * ((ours[1] ** 2 + theirs[1] ** 2) / 2) ** 0.5  # three seeds; the table has the deviation from their own mean
+        assert (ours[0] >= theirs[0] - noise) == (verdict == "holds")
+    times = re.findall(r"^([a-z ]+) [\d. ]* ([\d.]+)$", printed.partition("ms a step")[2], re.MULTILINE)[:3]  # at the last width
+    seconds = {name: float(last) for name, last in times}
+    faster = "holds" if seconds["dot product"] < seconds["additive"] else "does not"
+    assert f"at d_k = 256 faster: {faster}" in printed
 
 
 def test_the_introduction_shows_the_ledger_of_the_pages_as_they_are_stored(rows):
