@@ -194,7 +194,7 @@ def test_three_hundred_greedy_translations_are_the_library_s(translated, book, h
     assert len(translated) == 300 and len(set(translated)) > 290
 
 
-def test_a_hundred_translations_with_a_beam_are_the_library_s(folder, translated, book, half, sentences):
+def test_a_hundred_translations_with_a_beam_are_the_library_s(folder, book, half, sentences):
     script = """
     answer(given.map((sentence) => {
       const { output, score } = T.beamSearch(net, [...words.encode(sentence).ids, END]);
@@ -204,7 +204,6 @@ def test_a_hundred_translations_with_a_beam_are_the_library_s(folder, translated
     chosen = sentences[::3]
     found = javascript(folder, script, chosen)
     assert [text for text, _ in found] == translate(half, book.tokenizer, chosen, beam=4)
-    assert [text for text, _ in found] != translated[::3], "nowhere does the beam say something else"
     for sentence, (_, score) in list(zip(chosen, found, strict=True))[::10]:
         assert abs(beam_search(half, source_ids(book, sentence))[0][0][1] - score) < 1e-4
 
@@ -251,7 +250,7 @@ def test_other_models_and_sentences_without_an_end_agree_too(folder, tmp_path, s
       T.greedy(net, source), T.beamSearch(net, source, 3, 1, 5).output, T.beamSearch(net, source, 5, 0, 2).score,
       T.beamSearch(net, source, 3, 2, 20).output]));
     """
-    lengths = set()
+    lengths, others = set(), 0
     for source, (greedy, beam, score, late) in zip(sources, javascript(folder, script, sources, tmp_path / "model.js"), strict=True):
         ids = torch.tensor([source])
         assert [token for token in greedy if token != END] == greedy_decode(model, ids)[0]
@@ -259,7 +258,9 @@ def test_other_models_and_sentences_without_an_end_agree_too(folder, tmp_path, s
         assert abs(score - beam_search(model, ids, 5, 0.0, extra=2)[0][0][1]) < 1e-4
         assert [token for token in late if token != END] == beam_search(model, ids, 3, 2.0, extra=20)[0][0][0], "stopped too early"
         lengths.add(len(greedy) - len(source))
+        others += beam != greedy
     assert 50 in lengths, "none ran into the limit"
+    assert others > 0, "nowhere does the beam say something else"
 
 
 # The words
@@ -548,7 +549,7 @@ def test_dark_mode_changes_the_drawing(visit):
     colours = {}
     for theme in ("light", "dark"):
         page.evaluate(f"document.documentElement.dataset.theme = '{theme}'")
-        page.wait_for_timeout(50)
+        page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
         colours[theme] = (page.eval_on_selector("#live-heatmap .live-weight", "rect => getComputedStyle(rect).fill"),
                           page.eval_on_selector("#live-overview canvas", "canvas => canvas.toDataURL()"))
     assert all(light != dark for light, dark in zip(colours["light"], colours["dark"], strict=True))
