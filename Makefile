@@ -43,9 +43,10 @@ _build/axe/node_modules/axe-core/axe.min.js:  # without npm there is none, and t
 	@mkdir -p _build/axe
 	@npm install --silent --no-audit --no-fund --no-save --prefix _build/axe axe-core@4.14.1 || echo "axe-core could not be installed with npm"
 
-test-long: setup  ## the tests that take longer: every mutation, runs that are killed 20 times, memory
+test-long: setup  ## the tests that take longer: planted faults, a sample of mutants, runs that are killed 20 times, memory
 	$(PYTHON) -m pytest -q -m long tests
 	$(PYTHON) tools/mutate.py
+	$(PYTHON) tools/mutation_score.py
 	$(PYTHON) tools/kill_loop.py --kills 20 --processes 1 | tee results/kill_loop_1.json
 	$(PYTHON) tools/kill_loop.py --kills 20 --processes 2 | tee results/kill_loop_2.json
 	$(PYTHON) tools/memory.py --out results/memory.json

@@ -318,6 +318,17 @@ def test_additive_attention_agrees_with_its_formula_pair_by_pair():
             torch.testing.assert_close(output[n, i], expected @ value[n], **EXACT)
 
 
+@pytest.mark.parametrize("axes", [(), (2,), (2, 3), (2, 1, 3)], ids=str)
+def test_additive_attention_with_any_number_of_axes_in_front(axes):
+    torch.manual_seed(0)
+    attention = AdditiveAttention(4, 6, 5).double()
+    query, key, value = inputs((*axes, 3, 4), (*axes, 5, 6), (*axes, 5, 7))
+    output, weights = attention(query, key, value)
+    flat = [attention(*(x.reshape(-1, *x.shape[-2:])[n] for x in (query, key, value))) for n in range(math.prod(axes))]
+    torch.testing.assert_close(output, torch.stack([o for o, _ in flat]).view(*axes, 3, 7), **EXACT)
+    torch.testing.assert_close(weights, torch.stack([w for _, w in flat]).view(*axes, 3, 5), **EXACT)
+
+
 def test_additive_attention_has_one_hidden_layer_of_the_size_given():
     assert sum(p.numel() for p in AdditiveAttention(4, 6, 5).parameters()) == 4 * 5 + 6 * 5 + 5 + 5
 
@@ -340,10 +351,13 @@ def tensors(query=(2, 4, 8), key=(2, 5, 8), value=(2, 5, 3)):
     "shapes, mask, message",
     [
         ({"query": (8,)}, None, r"query has shape \(8,\): expected at least 2 dimensions"),
+        ({"key": (8,)}, None, r"key has shape \(8,\): expected at least 2 dimensions"),
         ({"value": (3,)}, None, r"value has shape \(3,\): expected at least 2 dimensions"),
         ({"value": (2, 4, 3)}, None, "key holds 5 positions and value 4: give one value for each key"),
         ({"query": (2, 4, 6)}, None, "query has width 6 and key 8"),
         ({"query": (3, 4, 8)}, None, r"query \(3, 4, 8\), key \(2, 5, 8\).*must be equal"),
+        ({"key": (3, 5, 8), "value": (1, 5, 3)}, None, r"^query \(2, 4, 8\), key \(3, 5, 8\), value \(1, 5, 3\): the axes"),
+        ({"value": (3, 5, 3)}, None, r"value \(3, 5, 3\): the axes before the last two must be equal"),
         ({}, torch.ones(4, 5), "mask has dtype torch.float32: expected torch.bool, True where"),
         ({}, torch.ones(4, 5, dtype=torch.long), "mask has dtype torch.int64: expected torch.bool"),
         ({}, torch.ones(5, 4, dtype=torch.bool), r"mask has shape \(5, 4\).*broadcasts to .* = \(2, 4, 5\)"),
@@ -364,6 +378,14 @@ def test_bad_input_of_additive_attention_is_named():
         attention(*tensors(query=(2, 4, 6), key=(2, 5, 6)))
     with pytest.raises(ValueError, match="mask has dtype"):
         attention(*tensors(key=(2, 5, 6)), mask=torch.ones(4, 5))
+
+
+@pytest.mark.parametrize("larger", ["query", "key", "value"])
+def test_a_mask_may_be_as_large_as_any_of_the_three(larger):
+    shapes = {"query": (1, 4, 8), "key": (1, 5, 8), "value": (1, 5, 3)}
+    shapes[larger] = (6, *shapes[larger][1:])
+    output, _ = scaled_dot_product_attention(*tensors(**shapes), mask=torch.ones(6, 4, 5, dtype=torch.bool))
+    torch.testing.assert_close(output, scaled_dot_product_attention(*tensors(**shapes))[0].expand(6, 4, 3))
 
 
 def test_good_shapes_pass_in_silence():

@@ -217,9 +217,12 @@ def plant(copy, module, old, new):
     file.write_text(source.replace(old, new), encoding="utf-8")
 
 
-def caught_by(copy, tests):
-    """Run the test files of the copy; the name of the first test that fails, or None."""
+def caught_by(copy, tests, known=None):
+    """Run the test files of the copy, the test `known` first; the name of the first test that fails, or None."""
     files = [f"tests/test_{name}.py" for name in tests.split()]
+    file, _, function = (known or "").partition("[")[0].partition("::")
+    if function and f"def {function}(" in (copy / "tests" / file).read_text(encoding="utf-8"):
+        files.insert(0, f"tests/{file}::{function}")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(copy), str(copy / "tools")]), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *files]
     run = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True)
@@ -229,31 +232,32 @@ def caught_by(copy, tests):
     return found.group(1).split("/tests/")[-1].removeprefix("tests/") if found else None
 
 
-def tried(fault, module, old, new, tests):
+def tried(fault, module, old, new, tests, known=None):
     """Plant one fault in a copy of the checkout; the name of the first test that fails, or None."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder).resolve()
         checkout(copy)
         plant(copy, module, old, new)
-        found = caught_by(copy, tests)
+        found = caught_by(copy, tests, known)
     print(f"{fault:60} {found or 'NOT CAUGHT'}", flush=True)
     return found
 
 
 def main():
-    wanted = " ".join(sys.argv[1:])
+    wanted, report = " ".join(sys.argv[1:]), ROOT / "results" / "mutations.json"
+    before = json.loads(report.read_text(encoding="utf-8"))["caught by"] if report.is_file() else {}
     faults = [mutation for mutation in MUTATIONS if wanted in mutation[0]]
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # a test run is a process of one thread
-        found = list(pool.map(lambda mutation: tried(*mutation), faults))
-    report = {fault: test for (fault, *_), test in zip(faults, found, strict=True)}
-    missed = [fault for fault, test in report.items() if test is None]
+        found = list(pool.map(lambda mutation: tried(*mutation, before.get(mutation[0])), faults))
+    caught = {fault: test for (fault, *_), test in zip(faults, found, strict=True)}
+    missed = [fault for fault, test in caught.items() if test is None]
     if not wanted:
         package = [f"annotated/{path.name}" for path in sorted(PACKAGE.glob("*.py"))]
-        facts = {"command": "make test-long", **provenance("tools/mutate.py", *package), "caught by": report}
-        text = json.dumps(facts, indent=1, ensure_ascii=False)
-        (ROOT / "results" / "mutations.json").write_text(text + "\n", encoding="utf-8")
-    print(f"{len(report) - len(missed)} passed, {len(missed)} failed")
-    sys.exit(bool(missed or not report))
+        facts = {"command": "make test-long", **provenance("tools/mutate.py", *package), "caught by": caught}
+        report.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "
+", encoding="utf-8")
+    print(f"{len(caught) - len(missed)} passed, {len(missed)} failed")
+    sys.exit(bool(missed or not caught))
 
 
 if __name__ == "__main__":
