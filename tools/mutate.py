@@ -218,11 +218,17 @@ def plant(copy, module, old, new):
 
 
 def caught_by(copy, tests, known=None):
-    """Run the test files of the copy, the test `known` first; the name of the first test that fails, or None."""
-    files = [f"tests/test_{name}.py" for name in tests.split()]
+    """Run the test files of the copy, the test `known` before them; the name of the first test that fails, or None."""
     file, _, function = (known or "").partition("[")[0].partition("::")
     if function and f"def {function}(" in (copy / "tests" / file).read_text(encoding="utf-8"):
-        files.insert(0, f"tests/{file}::{function}")
+        found = first_failure(copy, [f"tests/{file}::{function}"])
+        if found:
+            return found
+    return first_failure(copy, [f"tests/test_{name}.py" for name in tests.split()])
+
+
+def first_failure(copy, files):
+    """Run tests of the copy up to the first that fails; its name, or None."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(copy), str(copy / "tools")]), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *files]
     run = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True)
