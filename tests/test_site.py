@@ -100,8 +100,9 @@ def report(show):
 
 def resize(page, width, height):
     page.evaluate("() => document.querySelectorAll('.chart-live svg').forEach(svg => { svg.dataset.old = '' })")
+    page.evaluate("wanted => addEventListener('resize', () => { window.resized = innerWidth === wanted && wanted })", width)
     page.set_viewport_size({"width": width, "height": height})
-    page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    page.wait_for_function("wanted => window.resized === wanted", arg=width)  # the page's own listeners came first
     page.wait_for_function("() => !document.querySelector('.chart-live svg[data-old]')")
     page.evaluate(DRAWN)
 
