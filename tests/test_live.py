@@ -37,9 +37,6 @@ OPTIONS = ("--no-sandbox --disable-gpu --no-first-run --disable-background-netwo
 HOSTILE = ["<img src=x onerror=window.hit=1>", "</script><script>window.hit=1</script>", '"><svg onload=window.hit=1>', "javascript:hit=1",
            "\u202eThe dog", "The\u200fdog", "dog\x00", "${window.hit=1}", "__proto__", "constructor", "toString", "\ud800"]
 
-pytestmark = pytest.mark.xdist_group("live")  # with --dist=loadgroup: what these share is made in one process
-
-
 # What the page is given
 
 @pytest.fixture(scope="session")

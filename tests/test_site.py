@@ -14,7 +14,7 @@ from browsing import ROOT, SITE, SIZE, draw, go, need, new_tab, open_page
 AXE = ROOT / "_build" / "axe" / "node_modules" / "axe-core" / "axe.min.js"
 PAGES = sorted(str(path.relative_to(SITE)) for path in SITE.rglob("*.html") if "_static" not in path.parts) or ["index.html"]
 CHARTS = [name for name in PAGES if (SITE / name).exists() and '<figure class="chart"' in (SITE / name).read_text()]
-every_page = pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in PAGES])
+every_page = pytest.mark.parametrize("name", PAGES)
 pages_with_charts = pytest.mark.parametrize("name", CHARTS or [pytest.param(None, marks=pytest.mark.skip("no page has a chart"))])
 
 UNFOLD = "() => document.querySelectorAll('details:not(.listing)').forEach(details => { details.open = true })"
