@@ -2,8 +2,9 @@
 
     python tools/ledger.py      prints it as Markdown
 
-The claims stand in docs/claims.toml. All the rest is read from the notebooks with their stored outputs and from the names of the
-tests, so that it cannot say anything else than they do. A claim without a cell, a figure, a verdict or a test is an error.
+The claims and their parts stand in docs/claims.toml. All the rest is read from the notebooks with their stored outputs and from the
+names of the tests, so that it cannot say anything else than they do: a part is asserted if the cells that print its figures assert
+something, else measured, and then those lines must say whether it holds. Whatever is missing or contradicts this is an error.
 """
 
 import ast
@@ -18,20 +19,20 @@ import nbformat
 from notebooks import ROOT, pages
 
 CLAIMS, TESTS = ROOT / "docs" / "claims.toml", ROOT / "tests"
-FIRST_LINE = re.compile(r"(?:#\|.*\n|# alt: .*\n)*# (C\d+)\b[^:\n]*: \S")
+FIRST_LINE = re.compile(r"(?:#\|.*\n|# alt: .*\n)*# (C\d+)\b( \(measured\))?[^:\n]*: \S")
 VERDICT = re.compile(r"\b(within noise|does not|do not|fails|partly|holds)\b(?:'?: (\d+))?")  # or how often: "holds: 8"
 SAME = {"do not": "does not", "fails": "does not"}
-ASSERTED = "holds: asserted"
+CHOICES = (ast.IfExp, ast.If, ast.Dict, ast.Subscript, ast.FunctionDef)  # what can choose between two verdicts
 
 
 class Incomplete(Exception):
     """The ledger has gaps; the message names each claim and what it lacks."""
 
 
-# number: execution count; lines: what it printed, with single spaces
-Cell = namedtuple("Cell", "path id number lines asserts")
-# tests: (file, name of the function)
-Row = namedtuple("Row", "claim section says kind cells tests figures verdict")
+# number: execution count; lines: what it printed, with single spaces; fixed: verdicts in its code that cannot come out otherwise
+Cell = namedtuple("Cell", "path id number lines measured fixed")
+Part = namedtuple("Part", "says kind figures verdict")
+Row = namedtuple("Row", "claim section says kind parts cells tests")  # tests: (file, name of the function)
 
 
 def claim_of(cell):
@@ -41,18 +42,52 @@ def claim_of(cell):
 
 
 def printed(cell):
-    text = "\n".join(output.get("text", "") for output in cell.outputs if output.get("name") == "stdout")
+    text = "\n".join(output.get("text", "") for output in cell.get("outputs", []) if output.get("name") == "stdout")
     return [" ".join(line.split()) for line in text.split("\n") if line.strip()]
 
 
+def verdicts(lines):
+    """How often each verdict is given in these lines."""
+    words = Counter()
+    for word, count in VERDICT.findall("\n".join(lines)):
+        words[SAME.get(word, word)] += int(count or 1)
+    return words
+
+
+def can_vary(node):
+    """Whether what an assertion or a choice asks depends on anything: `assert True` and `if 1 > 0` do not."""
+    return any(isinstance(part, ast.Name) for part in ast.walk(getattr(node, "test", node)))
+
+
+def spoken(tree):
+    """The string literals with a verdict below a node, but for docstrings, keys, and what is only compared with."""
+    aside = set()
+    for node in ast.walk(tree):
+        aside |= {node.slice} if isinstance(node, ast.Subscript) else set()
+        aside |= set(ast.iter_child_nodes(node)) if isinstance(node, (ast.Expr, ast.Compare)) else set()
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)
+            and node not in aside and VERDICT.search(node.value)]  # fmt: skip
+
+
+def fixed(tree):
+    """The verdicts of a cell that cannot come out otherwise: in no condition, table or function is there another to choose."""
+    choices = [node for node in ast.walk(tree) if isinstance(node, CHOICES) and can_vary(node)]
+    free = {word for node in choices for word in spoken(node) if len(verdicts(each.value for each in spoken(node))) > 1}
+    return [word.value for word in spoken(tree) if word not in free]
+
+
 def shown(paths):
-    """{claim: its cells} of these notebooks."""
+    """{claim: its cells} of these notebooks: those that begin with it, and those that print a verdict on it."""
     found = defaultdict(list)
     for path in paths:
         for cell in nbformat.read(path, as_version=4).cells:
-            if claim := claim_of(cell):
-                asserts = any(isinstance(node, ast.Assert) for node in ast.walk(ast.parse(cell.source)))
-                found[claim].append(Cell(path, cell.id, cell.execution_count, printed(cell), asserts))
+            titled, lines = claim_of(cell), printed(cell)
+            spoken_of = [line for line in lines if VERDICT.search(line)]
+            for claim in {titled, *re.findall(r"\bC\d+\b", "\n".join(spoken_of))} - {None}:
+                own = lines if claim == titled else [line for line in spoken_of if re.search(rf"\b{claim}\b", line)]
+                tree, marked = ast.parse(cell.source), titled and FIRST_LINE.match(cell.source)[2]
+                asserts = any(isinstance(node, ast.Assert) and can_vary(node) for node in ast.walk(tree))
+                found[claim].append(Cell(path, cell.id, cell.execution_count, own, bool(marked) or not asserts, fixed(tree)))
     return found
 
 
@@ -72,29 +107,39 @@ def stored(executed=None):
     return [Path(executed) / path.name if executed and (Path(executed) / path.name).exists() else path for path in pages()]
 
 
+def part_of(entry, cells):
+    """(part of a claim, list of what it lacks)."""
+    reached = [(cell, line) for cell in cells for line in cell.lines if any(text in line for text in entry["figure"])]
+    figures = list(dict.fromkeys(line for _, line in reached))
+    words, measured, lacks = verdicts(figures), any(cell.measured for cell, _ in reached), []
+    if missing := [text for text in entry["figure"] if not any(text in line for line in figures)]:
+        names = ", ".join(dict.fromkeys(cell.path.name for cell in cells))
+        lacks.append(f"no output of its cells ({names}) has a line with {' or '.join(map(repr, missing))}")
+    elif measured and not words:
+        lacks.append(f"no line of its figure says whether it holds: {entry['says']}")
+    elif not measured and set(words) - {"holds"}:
+        lacks.append(f"its cells assert it, and print {', '.join(set(words) - {'holds'})}: {entry['says']}")
+    found = next(iter(words), "") if len(words) < 2 else ", ".join(f"{word}: {count}" for word, count in words.items())
+    return Part(entry["says"], "measured" if measured else "asserted", figures, found if measured else "asserted"), lacks
+
+
 def row_of(claim, entry, cells, tests):
     """(row of the ledger, list of what the claim lacks)."""
-    lines = [line for cell in cells for line in cell.lines]
-    found = {text: [line for line in lines if text in line] for text in entry["figure"]}
-    figures = list(dict.fromkeys(line for matching in found.values() for line in matching))
-    words = Counter()
-    for word, count in VERDICT.findall("\n".join(figures)):
-        words[SAME.get(word, word)] += int(count or 1)
-    lacks = []
+    found = [part_of(part, cells) for part in entry["part"]] if cells else []
+    parts, lacks = [part for part, _ in found], [lack for _, several in found for lack in several]
     if not tests:
         lacks.append(f"no test is called `test_{claim.lower()}_…`")
     if not cells:
         lacks.append(f"no cell begins with `# {claim}: …`")
-    elif missing := [text for text, matching in found.items() if not matching]:
-        names = ", ".join(dict.fromkeys(cell.path.name for cell in cells))
-        lacks.append(f"no output of its cells ({names}) has a line with {' or '.join(map(repr, missing))}")
-    elif entry["kind"] != "asserted" and not words:
-        lacks.append("no line of its figure says whether it holds")
-    if cells and entry["kind"] != "measured" and not any(cell.asserts for cell in cells):
-        lacks.append("none of its cells asserts anything")
-    measured = next(iter(words)) if len(words) == 1 else ", ".join(f"{word}: {count}" for word, count in words.items())
-    verdict = {"asserted": ASSERTED, "measured": measured, "both": f"{ASSERTED}; measured: {measured}"}[entry["kind"]]
-    return Row(claim, entry["section"], entry["says"], entry["kind"], cells, tests, figures, verdict), lacks
+    for cell in cells:
+        where, figures = f"{cell.path.name}, cell {cell.number}", [line for part in parts for line in part.figures]
+        lacks += [f"{where} can only say {word!r}" for word in cell.fixed if cell.measured]
+        lacks += [f"{where} prints {line!r}, which no part of it shows"
+                  for line in cell.lines if re.search(rf"\b{claim}\b", line) and VERDICT.search(line) and line not in figures]  # fmt: skip
+        if cell.measured and (hidden := verdicts(cell.lines).keys() - verdicts(figures).keys()):
+            lacks.append(f"{where} prints {', '.join(sorted(hidden))}, which no part of it shows")
+    kinds = {part.kind for part in parts}
+    return Row(claim, entry["section"], entry["says"], "both" if len(kinds) > 1 else "".join(kinds), parts, cells, tests), lacks
 
 
 def read(paths=None, tests=TESTS, claims=CLAIMS):
@@ -115,7 +160,7 @@ def read(paths=None, tests=TESTS, claims=CLAIMS):
 
 def markdown(rows):
     """The ledger as a Markdown table whose links lead from a page in notebooks/ to cells and tests."""
-    text = ["| claim, section | what it says, and where it is checked | verdict, and figure measured |", "|---|---|---|"]
+    text = ["| claim, section | what it says, and where it is checked | verdict on each part, and figure |", "|---|---|---|"]
     for row in rows:
         cells = [f"[page {cell.path.name[:2]}, cell {cell.number}]({cell.path.name}#cell-id={cell.id})" for cell in row.cells]
         tests = []
@@ -123,8 +168,11 @@ def markdown(rows):
             first, *others = [test for file, test in row.tests if file == path]
             tests.append(f"[{first}](../tests/{path.name})" + f" and {len(others)} more" * bool(others))
         where = f"Shown in {', '.join(cells)}.<br>Guarded by {', '.join(tests)}."
-        figures = "<br>".join("`" + line.replace("`", "'").replace("|", r"\|") + "`" for line in row.figures)
-        text.append(f"| **{row.claim}**<br>{row.section} | {row.says}<br>{where} | **{row.verdict}**<br>{figures} |")
+        lines = []
+        for part in row.parts:
+            lines.append(f"**{part.verdict}** · {part.says}")
+            lines += ["`" + line.replace("`", "'").replace("|", r"\|") + "`" for line in part.figures]
+        text.append(f"| **{row.claim}**<br>{row.section} | {row.says}<br>{where} | {'<br>'.join(lines)} |")
     return "\n".join(text)
 
 

@@ -109,9 +109,10 @@ def ledger_page(rows):
     """Markdown of the page on the claims, whose links lead to the cells and tests of the site."""
     return "\n\n".join([
         "# The ledger of claims",
-        "What the paper says and a program can check, one claim a row: the cells that show it, the tests that guard it, the figure that "
-        "came out, and the verdict. An exact claim is asserted: its page does not run through if it fails. A measured one says what "
-        "its run found, whether it agrees with the paper or not. The sentences are ours; all the rest is read from the pages and tests.",
+        "What the paper says and a program can check, one claim a row: the cells that show it, the tests that guard it, and for each part "
+        "of it the verdict and the figure that came out. An exact part is asserted: its page does not run through if it fails. A measured "
+        "one says what its run found, whether it agrees with the paper or not. The sentences are ours; all the rest is read from the pages "
+        "and tests.",
         ledger.summary(rows),
         relink(ledger.markdown(rows)),
     ])  # fmt: skip
