@@ -50,6 +50,12 @@ test-long: setup  ## the tests that take longer: every mutation, runs that are k
 	$(PYTHON) tools/kill_loop.py --kills 20 --processes 2 | tee results/kill_loop_2.json
 	$(PYTHON) tools/memory.py --out results/memory.json
 
+results: setup  ## list the files under results/ that are older than the code that made them, and say so in the README
+	$(PYTHON) tools/results.py
+
+toy: setup  ## train, time and score the book's model for results/toy.json (about 3 minutes, on a quiet machine)
+	$(PYTHON) tools/toy.py
+
 lint: setup  ## ruff over the tests and tools
 	$(PYTHON) -m ruff check .
 
@@ -93,4 +99,4 @@ parse-craft: setup  ## the same on the treebank CRAFT (about 50 minutes on 1 cor
 wmt: setup  ## the full WMT14 run of page 23 on this machine's GPUs (WMT_SIZE=base|big WMT_PAIR=en-de|en-fr); days
 	WMT_RUN=full $(PYTHON) tools/book.py 23
 
-.PHONY: help setup book site test test-site axe test-long lint lab sync export bench multi30k multi30k-record newstest variations lengths parse-gum parse-craft wmt
+.PHONY: help setup book site test test-site axe test-long results toy lint lab sync export bench multi30k multi30k-record newstest variations lengths parse-gum parse-craft wmt

@@ -29,7 +29,7 @@ from .batches import pad, token_batches
 from .checkpoints import average_checkpoints, load_checkpoint, run_checkpoints, save_checkpoint
 from .corpora import checkout_data, data_root, find_file, read_lines, whole_file
 from .decoding import beam_search, check_beam, greedy_decode
-from .evaluation import describe_machine
+from .evaluation import describe_machine, provenance
 from .tokens import END, SPECIAL_PIECES, UNKNOWN
 from .toy_language import generate_corpus, read_sentences
 from .training import TrainingConfig, check_device, keep_memory, one_line_errors, train
@@ -665,7 +665,7 @@ def _score_as_told(options, treebank, folder, device, command):
         "decoding": how, "scores": {name: asdict(score) for name, score in rows.items()},
         "malformed": dict(Counter(re.sub(r"\(?\S*[()]\S*|'.*'|\d+", "…", tree.reason) for tree in trees if not tree).most_common(8)),
         "parameters": sum(weight.numel() for weight in saved.model.parameters()), "model": asdict(saved.model.config),
-        **facts, "scoring_seconds": round(time.time() - start),
+        **facts, "scoring_seconds": round(time.time() - start), **provenance("annotated/parsing.py"),
     }
     if options["results"]:
         with whole_file(options["results"]) as file:

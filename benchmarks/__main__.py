@@ -203,6 +203,10 @@ def main(arguments=None):
                          "tokens of the best hypothesis (decoding), positions (attention); peak: bytes resident",
                "data": f"random ids; {options.tokens} target tokens a batch; lengths {work.LENGTHS}; "
                        f"decoding {work.WRITTEN} tokens from {work.SOURCE}", "seed": 0, "rates": [], "cells": []}
+    from annotated.evaluation import provenance
+
+    here = sorted(f"benchmarks/{path.name}" for path in Path(__file__).parent.glob("*.py"))
+    results |= provenance(*here, "annotated/training.py", "annotated/decoding.py")
     measure = Group.start("annotated", "fair", options)
     workers["rates"] = measure
     for cells in chosen_cells(options):

@@ -14,6 +14,7 @@ import torch
 from annotated.checkpoints import load_checkpoint
 from annotated.corpora import load_corpus
 from annotated.decoding import greedy_decode, translate
+from annotated.evaluation import provenance
 from annotated.multi_head import record_attention
 from annotated.tokens import BEGIN, END
 
@@ -41,6 +42,7 @@ def attention_of(saved, sentence, trained_on):
         "encoder": rounded(weights, "encoder", "self_attention"),
         "decoder": rounded(weights, "decoder", "self_attention"),
         "cross": rounded(weights, "decoder", "cross_attention"),
+        **provenance("tools/attention.py", "annotated/training.py", "annotated/decoding.py"),
     }
 
 

@@ -24,6 +24,7 @@ from pathlib import Path
 import torch
 
 from annotated.checkpoints import MANIFEST, run_checkpoints
+from annotated.evaluation import provenance
 from annotated.training import TrainingConfig, process_group, train
 from annotated.transformer import Transformer, TransformerConfig
 
@@ -176,7 +177,8 @@ def main():
         report = {"processes": options.processes, **counts, "runs": runs, "steps": STEPS, "equal to the last bit": equal,
                   "seed": options.seed,
                   "command": f"python tools/kill_loop.py --kills {options.kills} --processes {options.processes}",
-                  "machine": f"{platform.machine()}, Python {platform.python_version()}, PyTorch {torch.__version__}"}
+                  "machine": f"{platform.machine()}, Python {platform.python_version()}, PyTorch {torch.__version__}",
+                  **provenance("tools/kill_loop.py", "annotated/training.py")}
     print(json.dumps(report))
     sys.exit(not equal)
 

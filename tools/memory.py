@@ -84,9 +84,12 @@ def main():
     if options.here:
         print(json.dumps(measure(options.pairs[0], options.here)))
         return
+    from annotated.evaluation import provenance  # here, so that what it imports is not measured
+
     report = {"command": "python tools/memory.py --pairs " + " ".join(map(str, options.pairs)),
               "machine": f"{platform.machine()}, {platform.system()}, Python {platform.python_version()}",
-              "metric": "peak resident memory (VmHWM), bytes", "limit": LIMIT, "max_tokens": MAX_TOKENS, "runs": []}
+              "metric": "peak resident memory (VmHWM), bytes", "limit": LIMIT, "max_tokens": MAX_TOKENS,
+              **provenance("annotated/batches.py"), "runs": []}
     for count in options.pairs:
         with tempfile.TemporaryDirectory() as place:
             command = [sys.executable, __file__, "--pairs", str(count), "--here", f"{place}/encoded"]

@@ -14,6 +14,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from annotated.evaluation import provenance
 from notebooks import PACKAGE, ROOT
 
 # (fault, module, code as it is, code with the fault, the test files that guard it)
@@ -195,7 +196,8 @@ def main():
     report = {fault: test for (fault, *_), test in zip(faults, found, strict=True)}
     missed = [fault for fault, test in report.items() if test is None]
     if not wanted:
-        text = json.dumps({"command": "make test-long", "caught by": report}, indent=1, ensure_ascii=False)
+        package = [f"annotated/{path.name}" for path in sorted(PACKAGE.glob("*.py"))]
+        text = json.dumps({"command": "make test-long", **provenance("tools/mutate.py", *package), "caught by": report}, indent=1, ensure_ascii=False)
         (ROOT / "results" / "mutations.json").write_text(text + "\n", encoding="utf-8")
     print(f"{len(report) - len(missed)} passed, {len(missed)} failed")
     sys.exit(bool(missed or not report))

@@ -15,7 +15,7 @@ from pathlib import Path
 from annotated.checkpoints import load_checkpoint
 from annotated.corpora import load_corpus
 from annotated.decoding import translate
-from annotated.evaluation import bleu_report, describe_machine
+from annotated.evaluation import bleu_report, describe_machine, provenance
 from annotated.training import encode_pairs, keep_memory, validation_loss
 
 
@@ -57,6 +57,7 @@ def main(options):
         "training_seconds": saved.info["seconds"],
         "decoding_seconds": round(seconds, 1),
         "machine": describe_machine(),
+        **provenance("tools/score.py", "tools/prepare.py", *(f"annotated/{name}.py" for name in ("training", "decoding", "evaluation"))),
         "log": saved.info["log"],
     }
     path.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
