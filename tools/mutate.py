@@ -197,7 +197,8 @@ def main():
     missed = [fault for fault, test in report.items() if test is None]
     if not wanted:
         package = [f"annotated/{path.name}" for path in sorted(PACKAGE.glob("*.py"))]
-        text = json.dumps({"command": "make test-long", **provenance("tools/mutate.py", *package), "caught by": report}, indent=1, ensure_ascii=False)
+        facts = {"command": "make test-long", **provenance("tools/mutate.py", *package), "caught by": report}
+        text = json.dumps(facts, indent=1, ensure_ascii=False)
         (ROOT / "results" / "mutations.json").write_text(text + "\n", encoding="utf-8")
     print(f"{len(report) - len(missed)} passed, {len(missed)} failed")
     sys.exit(bool(missed or not report))
