@@ -19,6 +19,7 @@ import re
 import subprocess
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import cache
 from numbers import Integral, Real
 from pathlib import Path
 
@@ -235,6 +236,7 @@ def describe_machine(device="cpu"):
 CHECKOUT = Path(annotated.__file__).resolve().parent.parent  # holds annotated/, tools/ and the rest
 
 
+@cache
 def code_digest(source):
     """SHA-256 of a module's code; comments, docstrings and layout do not count."""
     tree = ast.parse(source)

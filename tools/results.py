@@ -61,8 +61,9 @@ def marked(text):
 
 def stamp(path, *modules):
     """Write into a file of results which code made it: the present one."""
-    facts = json.loads(path.read_text(encoding="utf-8"))
-    path.write_text(json.dumps({**facts, **provenance(*modules)}, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    facts = {**json.loads(path.read_text(encoding="utf-8")), **provenance(*modules)}
+    facts.pop("recorded_afterwards", None)
+    path.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def main(arguments):

@@ -1,0 +1,123 @@
+"""Results know their code: fields, digests against git's history, a planted change, what README and pages say of them."""
+
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from annotated import evaluation
+from annotated.evaluation import changed_modules, code_digest, made_at, module_digests, provenance
+
+sys.path.insert(0, "tools")
+import results  # noqa: E402
+
+ROOT = Path(__file__).resolve().parent.parent
+FILES = results.files()
+
+
+@pytest.fixture
+def copy(tmp_path, monkeypatch):
+    """A checkout of its own to plant changes in."""
+    shutil.copytree(ROOT / "annotated", tmp_path / "annotated", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(evaluation, "CHECKOUT", tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_file_names_its_revision_and_its_modules(path):
+    facts = results.facts_of(path)
+    assert re.fullmatch(r"[0-9a-f]{40}", facts["revision"]) and facts["modules"]
+    assert all(re.fullmatch(r"(annotated|tools|benchmarks)/\w+\.py", name) for name in facts["modules"])
+    assert all(re.fullmatch(r"[0-9a-f]{64}", digest) for digest in facts["modules"].values())
+
+
+def test_digests_are_those_of_the_revision():
+    """As far as this clone has the history; what is recorded cannot be other code than that of the revision."""
+    known = {}
+    for path in FILES:
+        facts = results.facts_of(path)
+        for name, digest in facts["modules"].items():
+            key = facts["revision"], name
+            if key not in known:
+                run = subprocess.run(["git", "show", ":".join(key)], cwd=ROOT, capture_output=True, text=True)
+                known[key] = code_digest(run.stdout) if run.returncode == 0 else None
+            assert known[key] in (None, digest), f"{path.name}: {name} is other code at {facts['revision'][:7]}"
+    assert known
+
+
+def test_a_planted_change_is_listed_and_a_comment_is_not(copy):
+    facts = provenance("annotated/decoding.py")
+    assert not changed_modules(facts) and "by the present code" in made_at(facts)
+    module = copy / "annotated" / "masking.py"
+    text = module.read_text(encoding="utf-8")
+    module.write_text(text.replace('"""', '"""Other words: ', 1) + "\n# a comment\n", encoding="utf-8")
+    assert not changed_modules(facts)
+    module.write_text(text.replace(".tril()", ".tril(1)"), encoding="utf-8")
+    assert changed_modules(facts) == ["annotated/masking.py"] and "before the present code" in made_at(facts)
+    (copy / "annotated" / "attention.py").unlink()
+    assert changed_modules(facts) == ["annotated/attention.py", "annotated/masking.py"]
+
+
+def test_the_planted_change_reaches_the_rows_and_the_readme(copy, monkeypatch, tmp_path):
+    path = ROOT / "results" / "kept.json"
+    facts = provenance("annotated/feed_forward.py")
+    monkeypatch.setattr(results, "facts_of", lambda path: {**facts, "revision": "1234567" + 33 * "0"})
+    assert results.row(path).endswith("1234567  by the present code") and results.made("[figures](results/toy.json)") == "`1234567`"
+    module = copy / "annotated" / "feed_forward.py"
+    module.write_text(module.read_text(encoding="utf-8") + "\nEXTRA = 1\n", encoding="utf-8")
+    assert results.row(path).endswith("1234567  ? commits since, changed: annotated/feed_forward.py")
+    assert results.made("[figures](results/toy.json)") == "`1234567`, older than the code"
+    assert results.marked("| a | [f](results/toy.json) | |\n| b | c | |\n") == \
+        "| a | [f](results/toy.json) | `1234567`, older than the code |\n| b | c | |\n"
+
+
+def test_digests_follow_imports_and_nothing_else():
+    sources = {"annotated/a.py": '"""A."""\nfrom .b import x\nimport json\n', "annotated/b.py": "def f():\n    from annotated.c import y\n",
+               "annotated/c.py": "from . import a\n", "annotated/d.py": "", "tools/t.py": "from annotated.d import z\n"}
+    assert list(module_digests(["annotated/a.py"], sources.get)) == ["annotated/a.py", "annotated/b.py", "annotated/c.py"]
+    assert list(module_digests(["tools/t.py"], sources.get)) == ["tools/t.py"]  # a script's own imports are named with it
+    found = module_digests(["annotated/b.py"], sources.get)
+    assert found["annotated/b.py"] == hashlib.sha256(b"def f():\n    from annotated.c import y").hexdigest()
+
+
+def test_provenance_names_the_commit():
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    if head.returncode:
+        pytest.skip("not a git checkout")
+    assert provenance("annotated/schedule.py")["revision"] == head.stdout.strip()
+
+
+def test_stamp_names_the_present_code(tmp_path):
+    path = tmp_path / "some.json"
+    path.write_text(json.dumps({"claim": "C22", "recorded_afterwards": True}))
+    results.stamp(path, "annotated/batches.py")
+    facts = json.loads(path.read_text())
+    assert facts["claim"] == "C22" and "annotated/batches.py" in facts["modules"] and not changed_modules(facts)
+    assert "recorded_afterwards" not in facts
+
+
+def test_the_readme_says_at_which_revision_its_figures_were_made():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert results.marked(text) == text, "run `make results`: it brings the column `made at` of the README's table up to date"
+    linked = {name for row in text.splitlines() for name in results.LINK.findall(row)}
+    assert linked >= {"results/toy.json", "results/variations", "results/parsing_gum.json", "results/multi30k_record", "results/bench.json"}
+
+
+def test_the_readme_has_the_toy_scores_of_the_file():
+    facts = json.loads((ROOT / "results" / "toy.json").read_text(encoding="utf-8"))
+    row = next(line for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines() if "results/toy.json" in line)
+    assert f"BLEU {facts['scores']['test']['bleu']:.1f} on `test`, {facts['scores']['novel']['bleu']:.1f} on `novel`" in row
+    assert f"{facts['parameters']:,} parameters" in row and f"{facts['training']['steps']:,} updates" in row
+    assert facts["training_seconds"] is None or f"{facts['training_seconds']:.0f} s of training" in row
+
+
+def test_the_record_says_what_was_scored_beside_what_was_chosen():
+    scored = json.loads((ROOT / "results/multi30k_record/test.json").read_text(encoding="utf-8"))
+    chosen = json.loads((ROOT / "results/multi30k_record/choices.json").read_text(encoding="utf-8"))
+    last = [int(name.removeprefix("step-")) for name in scored["averaged_checkpoints"]][-2:]
+    assert last == [chosen["last_checkpoint"], scored["training"]["steps"]] and "8,000" in chosen["note"] and "7,980" in scored["averaged_note"]
