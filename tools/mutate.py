@@ -260,8 +260,7 @@ def main():
     if not wanted:
         package = [f"annotated/{path.name}" for path in sorted(PACKAGE.glob("*.py"))]
         facts = {"command": "make test-long", **provenance("tools/mutate.py", *package), "caught by": caught}
-        report.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "
-", encoding="utf-8")
+        report.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     print(f"{len(caught) - len(missed)} passed, {len(missed)} failed")
     sys.exit(bool(missed or not caught))
 
