@@ -7,7 +7,7 @@ __all__ = ['INTERRUPTED', 'PRESETS', 'MODULES', 'TrainingConfig', 'encode_pairs'
            'ranks', 'sum_over_ranks', 'share', 'backward_share', 'validation_loss', 'largest_batch', 'rehearse',
            'noting_sigterm', 'run_facts', 'Run', 'save_run', 'apply_gradient', 'add_row', 'keep_memory',
            'give_memory_back', 'train', 'train_on', 'fingerprint', 'book_model', 'one_line_errors', 'check_device',
-           'process_group', 'build_parser', 'main']
+           'process_group', 'build_parser', 'main', 'updates_in']
 
 # %% ../notebooks/17_training.ipynb #55da4034
 import argparse
@@ -691,3 +691,14 @@ def main(arguments=None):
 
 if __name__ == "__main__" and "__file__" in globals():
     main()
+
+# %% ../notebooks/17_training.ipynb #0d74050e
+def updates_in(seconds, updates, run, least=0.5):
+    """How many of `updates` fit into `seconds` here, by the clock of a first twentieth; at least the share `least` of them.
+
+    run(n): makes n updates from the beginning; nothing of these is kept.
+    """
+    first, start = max(1, updates // 20), time.perf_counter()
+    run(first)
+    fit = int(seconds / (time.perf_counter() - start) * first)
+    return min(updates, max(math.ceil(least * updates), fit))

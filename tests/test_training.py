@@ -1002,3 +1002,15 @@ print(plain, could, cost, first, asked_for(torch.ones(20_000_000)), asked_for(to
 def test_without_such_a_c_library_memory_is_left_alone(monkeypatch):
     monkeypatch.setattr(training, "_c_library", lambda name: None)
     assert (training.keep_memory(), training.give_memory_back()) == (False, False)
+
+
+@pytest.mark.parametrize("per_update, taken", [(0.01, 1000), (0.1, 1000), (0.2, 750), (0.25, 600), (1.0, 400), (30.0, 400)])
+def test_a_slow_machine_takes_as_many_updates_as_fit_but_not_too_few(monkeypatch, per_update, taken):
+    clock, made = [100.0], []
+    monkeypatch.setattr(training.time, "perf_counter", lambda: clock[0])
+
+    def run(updates):
+        made.append(updates)
+        clock[0] += updates * per_update
+
+    assert training.updates_in(150, 1000, run, least=0.4) == taken and made == [50]
