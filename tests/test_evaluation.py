@@ -123,12 +123,15 @@ def test_multi30k_entry_forgives_case_and_the_shape_of_marks():
     assert report["tokenised_lowercase"].score < 50
 
 
-@pytest.mark.parametrize("language, form", [("de", 'er sagt " 1,500 , gut " , ja'), ("en", 'er sagt " 1.500 , gut , " ja')])
+@pytest.mark.parametrize("language, form", [
+    ("de", 'er sagt " 1,500 , gut " , ja'), ("en", 'er sagt " 1.500 , gut , " ja'),
+])
 def test_multi30k_form_normalises_marks_by_the_rules_of_its_language(language, form):
     """Of a number's space and of a comma beside a closing mark English and German make different things."""
     assert multi30k_form(['Er sagt "1\u00a0500, gut", ja'], language) == [form]
     report = bleu_report(['Er sagt "1\u00a0500, gut", ja'], [form], language, bootstrap=0)
     assert report["multi30k"].score == pytest.approx(100)
+    assert [multi30k_form(["L'homme"], code) for code in ("fr", "en")] == [["l' homme"], ["l 'homme"]]
 
 
 words = st.lists(st.sampled_from("der die das Hund Katze - , sieht".split()), min_size=1, max_size=9)
@@ -251,6 +254,11 @@ def test_extremes_stay_on_the_scale():
     assert 0 < one.low == one.score == one.high
     nearly = bleu_report([*REFERENCES[:5], "ganz falsch"], REFERENCES, bootstrap=100)
     assert all(entry.high <= 100 for entry in nearly.entries.values()) and nearly["sacrebleu"].high == 100
+
+
+def test_a_model_that_is_nearly_sure_has_a_perplexity_near_1_and_intervals_come_from_1000_resamples():
+    report = bleu_report(["Der Hund schläft ."], ["Der Hund schläft ."], loss=0.25)
+    assert report["perplexity"].score == pytest.approx(math.exp(0.25)) and report.bootstrap == 1000
 
 
 def test_perplexity_is_exp_of_the_loss_and_says_per_what():

@@ -106,6 +106,16 @@ def test_half_precision_logits_give_a_single_precision_loss():
     assert abs(loss - F.cross_entropy(logits.float(), target, label_smoothing=0.1)) < 1e-5
 
 
+def test_chunks_in_half_precision_are_summed_in_single_precision():
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(4000, 8).bfloat16().requires_grad_(), torch.randn(50, 8).bfloat16()
+    target = torch.randint(1, 50, (4000,))
+    loss = LabelSmoothingLoss(0.1, reduction="sum").of_hidden(hidden, weight, target, chunk=64)
+    logits = (hidden @ weight.T).double()
+    expected = F.cross_entropy(logits, target, label_smoothing=0.1, reduction="sum")
+    assert loss.dtype == torch.float32 and abs(loss / expected - 1) < 1e-5
+
+
 @pytest.mark.parametrize("smoothing", [-0.1, 1.0, 2, "0.1", True, math.nan])
 def test_bad_smoothing(smoothing):
     with pytest.raises(ValueError, match="smoothing=.*from 0 up to"):

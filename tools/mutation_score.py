@@ -23,6 +23,7 @@ import tomllib
 from importlib.metadata import version
 from pathlib import Path
 
+from annotated.evaluation import provenance
 from notebooks import ROOT
 
 WORK = ROOT / "_build" / "mutmut"
@@ -165,6 +166,7 @@ def report(modules, share, seed):
     total = {key: sum(line[key] for line in lines.values()) for key in ("mutants", "run", "killed", "survived", "timeouts")}
     equivalent = sum(survivor["kind"] == "equivalent" for survivor in survivors)
     result = {"tool": f"mutmut {version('mutmut')}", "command": f"python tools/mutation_score.py --share {share} --seed {seed}",
+              **provenance("tools/mutation_score.py", *(f"annotated/{module}.py" for module in modules)),
               "sample": {"share": share, "seed": seed}, "not mutated": NOT_MUTATED, "total": total, "equivalent": equivalent,
               "percent killed": round(100 * total["killed"] / max(1, total["run"]), 1),
               "percent killed of those that are not equivalent": round(100 * total["killed"] / max(1, total["run"] - equivalent), 1),
