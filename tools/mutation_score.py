@@ -3,12 +3,13 @@
     python tools/mutation_score.py                    a sample of every module's mutants; results/mutation_score.json
     python tools/mutation_score.py --share 1          all of them: hours; what has been run already is not run again
     python tools/mutation_score.py decoding batches   these modules only
+    python tools/mutation_score.py --again            all tests, as they are now, once more on those that survived
     python tools/mutation_score.py --report           write the result from what has been run so far
 
 A mutant is one small change inside a function, made by mutmut: another number, operator, argument or constant. It is killed if
 a test of its module fails. Where it stands is kept in _build/mutmut/, a folder a module: an interrupted run goes on, and runs of
-several modules may go on side by side. Mutants that survive mutmut's own choice of tests meet all tests of their module once more,
-in a fresh process, where those that only processes or fixtures reach are killed too.
+several modules may go on side by side. A module whose code has changed begins anew. Mutants that survive mutmut's own choice of
+tests meet all tests of their module once more, in a fresh process, where those that only processes or fixtures reach are killed.
 """
 
 import argparse
@@ -17,13 +18,14 @@ import math
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
 from importlib.metadata import version
 from pathlib import Path
 
-from annotated.evaluation import provenance
+from annotated.evaluation import code_digest, provenance
 from notebooks import ROOT
 
 WORK = ROOT / "_build" / "mutmut"
@@ -61,8 +63,11 @@ print(*made.mutant_names, sep="\\n")
 
 def place(module):
     """The folder in which the mutants of a module are run, made ready: the checkout by links, and mutmut's settings."""
-    folder = WORK / module
+    folder, code = WORK / module, code_digest((ROOT / "annotated" / f"{module}.py").read_text(encoding="utf-8"))
+    if folder.exists() and ((folder / "code").read_text() if (folder / "code").is_file() else "") != code:
+        shutil.rmtree(folder)
     (folder / "mutants" / "data").mkdir(parents=True, exist_ok=True)
+    (folder / "code").write_text(code)
     links = {folder / name: ROOT / name for name in ("annotated", "tests")}
     links |= {folder / "mutants" / entry.name: entry for entry in ROOT.iterdir()
               if entry.name not in (".git", ".venv", "_build", "data", "annotated", "tests", "pyproject.toml")}
@@ -102,8 +107,11 @@ def outcomes(folder, module):
     return {name: STATUS.get(code, "timeout") for name, code in codes.items()} | read(folder / "again.json")
 
 
-def run(module, share, seed):
-    """Run the sampled mutants of a module that have not been run; then all its tests on each that is left alive."""
+def run(module, share, seed, anew=False):
+    """Run the sampled mutants of a module that have not been run; then all its tests on each that is left alive.
+
+    anew: also on those that they have met before and not killed.
+    """
     folder = place(module)
     _, sample = chosen(folder, module, share, seed)
     known = outcomes(folder, module)
@@ -113,7 +121,10 @@ def run(module, share, seed):
         with open(folder / "log", "ab") as log:
             command = [str(Path(sys.executable).parent / "mutmut"), "run", "--max-children", "1", *left]
             subprocess.run(command, cwd=folder, env=environment(folder), stdout=log, stderr=log, check=True)
+    shutil.copytree(ROOT / "tests", folder / "mutants" / "tests", dirs_exist_ok=True)
     again = read(folder / "again.json")
+    if anew:
+        again = {name: outcome for name, outcome in again.items() if outcome == "killed"}
     for name, outcome in outcomes(folder, module).items():
         if name in sample and outcome != "killed" and name not in again:
             again[name] = second_look(folder, module, name)
@@ -181,12 +192,13 @@ def main():
     parser.add_argument("modules", nargs="*", help="of annotated (all those of the score)")
     parser.add_argument("--share", type=float, default=0.1, help="of each module's mutants (0.1)")
     parser.add_argument("--seed", type=int, default=0, help="of the sample (0)")
+    parser.add_argument("--again", action="store_true", help="let all tests meet once more the mutants that survived them")
     parser.add_argument("--report", action="store_true", help="run nothing, only write the result")
     options = parser.parse_args()
     if unknown := set(options.modules) - set(TESTS):
         parser.error(f"no module {', '.join(sorted(unknown))}: there are {', '.join(TESTS)}")
     for module in () if options.report else options.modules or TESTS:
-        run(module, options.share, options.seed)
+        run(module, options.share, options.seed, options.again)
     if options.report or not options.modules:
         report(list(TESTS), options.share, options.seed)
 
