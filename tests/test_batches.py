@@ -178,6 +178,11 @@ def test_c22_the_command_writes_its_result(tmp_path, monkeypatch, capsys):
     main([*arguments, "--out", str(tmp_path / "padding.json")])
     result = json.loads((tmp_path / "padding.json").read_text())
     assert result["shares"]["64"]["bucketed"] < result["shares"]["64"]["random"] < result["fixed_length"] + 0.1
+    tokenizer = SubwordTokenizer.fit(pairs, vocab_size=300)
+    lengths = np.array([[len(tokenizer.encode(text)) + 1 for text in pair] for pair in pairs])
+    assert result["mean_lengths"] == [round(lengths[:, side].mean(), 2) for side in (0, 1)]
+    assert result["longest"] == lengths.max(axis=0).tolist()
+    assert result["fixed_length"] == round(1 - lengths.sum() / (40 * lengths.max(axis=0).sum()), 4)
     assert result["data"] == "mine, train, 40 pairs, en-de" and result["seed"] == 3 and "--seed 3" in result["command"]
     main(arguments)
     assert json.loads(capsys.readouterr().out)["shares"] == result["shares"]
@@ -498,6 +503,28 @@ def test_parts_of_two_preparations_do_not_go_together(corpus, tmp_path, part):
         load_prepared(tmp_path / "one")
 
 
+def test_a_prepared_corpus_is_read_byte_by_byte_on_request(corpus, tmp_path):
+    prepare_corpus("mine", tmp_path / "p", 300)
+    ids = tmp_path / "p" / "train" / "ids.bin"
+    ids.write_bytes(ids.read_bytes()[:-1] + bytes([ids.read_bytes()[-1] ^ 1]))
+    assert len(load_prepared(tmp_path / "p").train) == 200
+    with pytest.raises(ValueError, match="ids.bin has other contents than it should"):
+        load_prepared(tmp_path / "p", check=True)
+
+
+def test_overlong_pairs_teach_the_vocabulary_nothing(corpus, tmp_path):
+    corpus.train = PairStream((lambda: [("zyxxyz " * 30, "zyxxyz " * 29)] * 50, lambda: TEXTS))
+    made = prepare_corpus("mine", tmp_path / "p", 300, max_length=20)
+    assert made.facts["cleaning"]["overlong"] == 50 and len(made.tokenizer.encode("zyxxyz")) == 7
+
+
+def test_languages_are_handed_on(corpus, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(module, "load_corpus", lambda *given: asked.append(given) or corpus)
+    prepare_corpus("mine", tmp_path / "p", 300, root=tmp_path, source_language="en", target_language="de")
+    assert asked == [("mine", tmp_path, "en", "de")]
+
+
 def test_the_command_prepares(corpus, tmp_path, capsys):
     main(["prepare", "mine", str(tmp_path / "p"), "--vocab-size", "700", "--model", "wordpiece", "--max-length", "99"])
     facts = json.loads(capsys.readouterr().out)
@@ -506,6 +533,11 @@ def test_the_command_prepares(corpus, tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["prepare", "mine", str(tmp_path / "p"), "--vocab-size", "300"])
     assert "was prepared with vocab_size 700, not 300" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main(["prepare", "mine", str(tmp_path / "q"), "--vocab-size", "300", "--model", "unigram"])
+    assert "invalid choice: 'unigram'" in capsys.readouterr().err
+    main(["prepare", "mine", str(tmp_path / "r"), "--vocab-size", "300", "--seed", "7", "--share", "0.5"])
+    assert (facts := json.loads(capsys.readouterr().out))["seed"] == 7 and facts["share"] == 0.5
 
 
 def test_another_process_reads_the_same(folder):

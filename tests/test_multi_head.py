@@ -562,7 +562,7 @@ def test_widths_given_need_no_divisibility():
     ],
 )
 def test_bad_input_is_named_on_both_paths(shapes, mask, message, recording):
-    layer = MultiHeadAttention(24, 4)
+    layer = MultiHeadAttention(24, 4).eval()  # short training takes the explicit path anyway
     sizes = {"query": (2, 5, 24), "key": (2, 7, 24), "value": (2, 7, 24), **shapes}
     tensors = [torch.zeros(sizes[name]) for name in ("query", "key", "value")]
     with pytest.raises(ValueError, match=message):
@@ -628,6 +628,12 @@ def test_selected_rows_go_on_as_if_they_had_been_there_all_along(selections):
             stepwise = layer(x[:, [t]], x[:, [t]], x[:, [t]], cache=own)
             seen = x[:, : t + 1]
             torch.testing.assert_close(stepwise, layer(x[:, [t]], seen, seen), **EXACT)
+
+
+def test_rows_can_be_selected_before_there_are_any():
+    cache = KeyValueCache(4)
+    cache.select(torch.tensor([1, 0]))
+    assert cache.K is None and cache.length == 0
 
 
 def test_a_cache_refuses_what_does_not_fit():

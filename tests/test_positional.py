@@ -135,6 +135,10 @@ class TestPositionalEncoding:
 
 
 class TestLearnedPositionalEmbedding:
+    def test_a_single_position_of_a_single_number_is_enough(self):
+        layer = LearnedPositionalEmbedding(1, 1).eval()
+        torch.testing.assert_close(layer(torch.full((2, 1, 1), 3.0)), (3 + layer.table).expand(2, 1, 1))
+
     def test_adds_its_rows_and_trains_only_those_it_used(self):
         torch.manual_seed(0)
         layer = LearnedPositionalEmbedding(10, 4)

@@ -135,6 +135,13 @@ def test_c1_decoder_layer_equals_pytorchs(norm_first, x, y):
                                 memory_key_padding_mask=SOURCE == 0), [y, x])
 
 
+@pytest.mark.parametrize("kind", [EncoderLayer, DecoderLayer, Encoder, Decoder])
+def test_the_norm_comes_after_the_sum_where_nobody_says_otherwise(kind):
+    sizes = (2, D, H, D_FF) if kind in (Encoder, Decoder) else (D, H, D_FF)
+    assert not any(module.norm_first for module in kind(*sizes).modules() if isinstance(module, ResidualConnection))
+    assert kind(*sizes).state_dict().keys() == kind(*sizes, norm_first=False).state_dict().keys()
+
+
 def last_norm(stack, norm_first):
     if not norm_first:
         return None
