@@ -3,13 +3,11 @@
 `make test-site` runs this on `_build/site`; without site, Chromium or axe-core the tests skip and say so (see browsing.py).
 """
 
-import functools
-import html
 import re
 from pathlib import Path
 
 import pytest
-from browsing import ROOT, SITE, SIZE, draw, go, need, new_tab, open_page
+from browsing import ROOT, SITE, draw, need, open_page
 
 AXE = ROOT / "_build" / "axe" / "node_modules" / "axe-core" / "axe.min.js"
 PAGES = sorted(str(path.relative_to(SITE)) for path in SITE.rglob("*.html") if "_static" not in path.parts) or ["index.html"]
@@ -17,116 +15,52 @@ CHARTS = [name for name in PAGES if (SITE / name).exists() and '<figure class="c
 every_page = pytest.mark.parametrize("name", PAGES)
 pages_with_charts = pytest.mark.parametrize("name", CHARTS or [pytest.param(None, marks=pytest.mark.skip("no page has a chart"))])
 
-UNFOLD = "() => document.querySelectorAll('details:not(.listing)').forEach(details => { details.open = true })"
-# Before axe looks, what repeats itself is thinned out (which saves minutes): of the many spans of highlighted code one of each class stays,
-# and of the rows of a table that hold nothing but text the three with most of it.
-THIN = """() => {
+# Before axe looks: folded cells are opened, and of the many spans of highlighted code one of each class stays (which saves minutes).
+PREPARE = """() => {
+  document.querySelectorAll('details:not(.listing)').forEach(details => { details.open = true });
   const seen = new Set();
-  document.querySelectorAll('.highlight pre').forEach(pre => {
-    const copy = pre.cloneNode(true);  // outside of the page, where nobody watches changes
-    copy.querySelectorAll('span').forEach(span => {
-      if (seen.has(span.className)) span.replaceWith(...span.childNodes);
-      seen.add(span.className);
-    });
-    pre.replaceWith(copy);
+  document.querySelectorAll('.highlight span').forEach(span => {
+    if (seen.has(span.className)) span.replaceWith(...span.childNodes);
+    seen.add(span.className);
   });
-  document.querySelectorAll('tbody').forEach(body => {
-    const plain = [...body.rows].filter(row => [...row.cells].every(cell => !cell.childElementCount && !cell.hasAttribute('style')));
-    plain.sort((one, other) => other.textContent.length - one.textContent.length).slice(3).forEach(row => row.remove());
-  });
-}"""
-# Of the texts whose contrast axe would measure, those that look like one that passed are not measured again: the same colour, size and
-# weight upon the same grounds.
-ONCE_A_LOOK = """() => {
-  let grounds, passed;
-  const ground = element => {
-    if (element === null) return '';
-    if (!grounds.has(element)) {
-      const { backgroundColor, backgroundImage, opacity, filter, mixBlendMode } = getComputedStyle(element);
-      const own = [backgroundColor, backgroundImage, opacity, filter, mixBlendMode].join();
-      const below = ground(element.parentElement);
-      grounds.set(element, own === 'rgba(0, 0, 0, 0),none,1,none,normal' ? below : `${below}/${own}`);
-    }
-    return grounds.get(element);
-  };
-  const contrast = axe._audit.checks['color-contrast'], { evaluate } = contrast;
-  contrast.evaluate = function (element, ...others) {
-    const { color, fontSize, fontWeight, textShadow } = getComputedStyle(element);
-    const look = [ground(element), color, fontSize, fontWeight, textShadow].join();
-    const found = passed.has(look) || evaluate.call(this, element, ...others);
-    if (found) passed.add(look);
-    return found;
-  };
-  window.look = options => {
-    [grounds, passed] = [new Map(), new Set()];
-    return axe.run({ ...options, resultTypes: ['violations'] });
-  };
 }"""
 # What fades or moves arrives at once, so that colours are looked at as they stay.
 FINISH = "() => document.getAnimations().forEach(animation => animation.finish())"
-DRAWN = "() => Promise.all([...document.querySelectorAll('figure.chart')].map(figure => figure.redraw()))"
 HANDLERS = """() => [...document.querySelectorAll('*')].flatMap(
   element => [...element.attributes].map(attribute => attribute.name).filter(name => name.startsWith('on')))"""
 
 
 @pytest.fixture(scope="module")
-def address(site, serve):
-    return serve(site)
-
-
-@pytest.fixture(scope="module")
-def tab(browser):
-    return new_tab(browser)
-
-
-@pytest.fixture(scope="module")
-def show(tab, address):
-    """A function that loads a page in the one tab that all tests share, as it looks at first: light, on a screen, and wide."""
-
-    def show(name):
-        tab.set_viewport_size(SIZE)
-        tab.emulate_media(media="screen", color_scheme="light")
-        return go(tab, address, name)
-
-    return show
-
-
-@pytest.fixture(scope="module")
-def report(show):
+def report(site, browser, serve):
     """A function that visits a page, once, and returns what it found: outside, mistakes, handlers, sideways, violations."""
+    address, reports = serve(site), {}
     need(AXE.exists(), "axe-core is not there: run `make axe`")
-    return functools.cache(lambda name: examine(show(name)))
+    axe = AXE.read_text()
 
+    def visit(name):
+        if name in reports:
+            return reports[name]
+        page = open_page(browser, address, name)
+        found = reports[name] = {"outside": page.outside, "mistakes": page.mistakes}
+        found["handlers"] = page.evaluate(HANDLERS)
+        page.evaluate(PREPARE)
+        page.evaluate(FINISH)  # what is unfolded fades in
+        page.evaluate(axe + "; 0")
+        rules = page.evaluate("() => axe.run({ resultTypes: ['violations'] })")["violations"]
+        page.emulate_media(color_scheme="dark")
+        page.wait_for_function("() => document.documentElement.dataset.theme === 'dark'")
+        page.evaluate(FINISH)  # the theme fades
+        rules += page.evaluate("() => axe.run({ runOnly: ['color-contrast'], resultTypes: ['violations'] })")["violations"]
+        found["violations"] = [
+            f"{rule['id']}: {rule['help']}; {len(rule['nodes'])} places, such as {rule['nodes'][0]['html'][:200]}" for rule in rules
+        ]
+        page.set_viewport_size({"width": 320, "height": 800})
+        page.wait_for_timeout(300)
+        found["sideways"] = page.evaluate("() => Math.max(document.documentElement.scrollWidth, document.body.scrollWidth)")
+        page.close()
+        return found
 
-def resize(page, width, height):
-    page.evaluate("() => document.querySelectorAll('.chart-live svg').forEach(svg => { svg.dataset.old = '' })")
-    page.evaluate("wanted => addEventListener('resize', () => { window.resized = innerWidth === wanted && wanted })", width)
-    page.set_viewport_size({"width": width, "height": height})
-    page.wait_for_function("wanted => window.resized === wanted", arg=width)  # the page's own listeners came first
-    page.wait_for_function("() => !document.querySelector('.chart-live svg[data-old]')")
-    page.evaluate(DRAWN)
-
-
-def examine(page):
-    found = {"outside": page.outside, "mistakes": page.mistakes, "handlers": page.evaluate(HANDLERS)}
-    page.evaluate(UNFOLD)
-    resize(page, 320, 800)
-    found["sideways"] = page.evaluate("() => Math.max(document.documentElement.scrollWidth, document.body.scrollWidth)")
-    resize(page, **SIZE)
-    page.evaluate(THIN)
-    page.evaluate(AXE.read_text() + "; 0")
-    page.evaluate(ONCE_A_LOOK)
-    rules = []
-    for scheme, options in (("light", {}), ("dark", {"runOnly": ["color-contrast"]})):
-        page.emulate_media(color_scheme=scheme)
-        page.wait_for_function("scheme => document.documentElement.dataset.theme === scheme", arg=scheme)
-        page.evaluate(DRAWN)
-        page.evaluate(FINISH)  # what is unfolded fades in, and so does the theme
-        rules += page.evaluate("options => look(options)", options)["violations"]
-    found["violations"] = [
-        f"{rule['id']}: {rule['help']}; {len(rule['nodes'])} places, such as {rule['nodes'][0]['html'][:200]}" for rule in rules
-    ]
-    return found
+    return visit
 
 
 @every_page
@@ -155,11 +89,6 @@ def test_page_is_small_and_forbids_foreign_scripts(site, name):
     assert text.index(rules) < text.index("<script") and not re.search(r'<(script|link|img|iframe)[^>]*(src|href)="(https?:)?//', text)
 
 
-@functools.cache
-def anchors(path):
-    return {html.unescape(name) for name in re.findall(r"""\b(?:id|name)=["']([^"']*)["']""", path.read_text())}
-
-
 @every_page
 def test_links_within_the_site_lead_somewhere(site, name):
     for link in set(re.findall(r'(?:href|src)="([^"]+)"', (site / name).read_text())):
@@ -169,7 +98,7 @@ def test_links_within_the_site_lead_somewhere(site, name):
         path = (site / name).parent / target.partition("?")[0] if target else site / name
         assert path.exists(), f"{name} links to {link}"
         if anchor and path.suffix == ".html":
-            assert html.unescape(anchor) in anchors(path), f"{name} links to {link}"
+            assert re.search(rf"""(id|name)=["']{re.escape(anchor)}["']""", path.read_text()), f"{name} links to {link}"
 
 
 def test_every_public_name_is_in_the_reference(site):
@@ -187,8 +116,8 @@ CHANGED = "([figure, before]) => figure.querySelector('.chart-live svg').innerHT
 
 
 @pages_with_charts
-def test_every_control_changes_the_drawing_by_keyboard(show, name):
-    page = show(name)
+def test_every_control_changes_the_drawing_by_keyboard(site, browser, serve, name):
+    page = open_page(browser, serve(site), name)
     for figure in page.query_selector_all("figure.chart"):
         draw(page, figure)
         for control in figure.query_selector_all(".chart-controls :is(select, input)"):
@@ -202,6 +131,7 @@ def test_every_control_changes_the_drawing_by_keyboard(show, name):
             page.wait_for_function(CHANGED, arg=[figure, before])
             assert control.evaluate("e => e.labels.length > 0 && e.labels[0].innerText.trim() !== ''"), f"{figure} {value}: no label"
     assert page.mistakes == []
+    page.close()
 
 
 LABEL = "figure => getComputedStyle(figure.querySelector('.chart-live svg text')).fill"
@@ -212,8 +142,8 @@ def brightness(colour):
 
 
 @pages_with_charts
-def test_dark_mode_changes_the_drawing_and_keeps_what_was_chosen(browser, address, name):
-    page = open_page(browser, address, name, color_scheme="light")  # a context of its own: the choice of a theme is remembered
+def test_dark_mode_changes_the_drawing_and_keeps_what_was_chosen(site, browser, serve, name):
+    page = open_page(browser, serve(site), name, color_scheme="light")
     figure = page.query_selector("figure.chart")
     draw(page, figure)
     light, ink = drawing(figure), figure.evaluate(LABEL)
@@ -231,8 +161,8 @@ def test_dark_mode_changes_the_drawing_and_keeps_what_was_chosen(browser, addres
 
 
 @pages_with_charts
-def test_the_numbers_of_every_chart_can_be_read(show, name):
-    page = show(name)
+def test_the_numbers_of_every_chart_can_be_read(site, browser, serve, name):
+    page = open_page(browser, serve(site), name)
     for figure in page.query_selector_all("figure.chart"):
         draw(page, figure)
         figure.query_selector(".chart-data summary").press("Enter")
@@ -242,19 +172,22 @@ def test_the_numbers_of_every_chart_can_be_read(show, name):
         lines = Path(download.value.path()).read_text().splitlines()
         shown = figure.query_selector_all(".chart-data .chart-table tbody tr")
         assert len(shown) == min(100, len(lines) - 1) > 0
+    page.close()
 
 
 @pages_with_charts
-def test_paper_gets_the_picture_of_every_chart(show, name):
-    page = show(name)
+def test_paper_gets_the_picture_of_every_chart(site, browser, serve, name):
+    page = open_page(browser, serve(site), name)
     page.emulate_media(media="print")
     for figure in page.query_selector_all("figure.chart"):
         assert figure.query_selector(".chart-still").is_visible() and not figure.query_selector(".chart-view").is_visible()
+    page.close()
 
 
 @pytest.mark.parametrize("scheme", ["http", "file"])
-def test_search_finds_the_page_about_a_word(site, browser, address, scheme):
-    page = open_page(browser, address if scheme == "http" else site.as_uri() + "/", "search.html?q=softmax")
+def test_search_finds_the_page_about_a_word(site, browser, serve, scheme):
+    address = serve(site) if scheme == "http" else site.as_uri() + "/"
+    page = open_page(browser, address, "search.html?q=softmax")
     page.wait_for_selector("#search-results li a")
     found = [link.get_attribute("href") for link in page.query_selector_all("#search-results li a")]
     assert any("04_embeddings_and_softmax.html" in link for link in found)
