@@ -2,7 +2,7 @@
 
 from browsing import browser, serve, site  # noqa: F401
 
-LONGEST = ["test_live", "test_processes", "test_variations", "test_charts", "test_decoding", "test_training", "test_benchmarks"]
+LONGEST = ["test_processes", "test_variations", "test_charts", "test_decoding", "test_training", "test_benchmarks"]
 
 
 def pytest_configure(config):
