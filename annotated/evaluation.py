@@ -328,7 +328,7 @@ TABLE_2 = (
 
 # %% ../notebooks/19_translation.ipynb #4168074a
 def hardware_flops(hours, gpus=8, flops_per_second=9.5e12):
-    """Floating-point operations that `gpus` processors can do in so many hours: the training cost of Table 2 (5.2)."""
+    """Floating-point operations that `gpus` processors can do in so many hours: the training cost of Table 2 (6.1)."""
     return hours * 3600 * gpus * flops_per_second
 
 # %% ../notebooks/19_translation.ipynb #66d7e939
