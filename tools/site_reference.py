@@ -10,6 +10,7 @@ from site_pages import relink
 from notebooks import PACKAGE, ROOT
 
 TESTS = ROOT / "tests"
+MODEL = "attention multi_head feed_forward embeddings positional masking stacks transformer".split()
 SECTIONS = re.compile(r"\b[Ss]ections? (\d[\d.]*\d|\d)((?:, | and | to )\d(?:[\d.]*\d)?)*")
 
 
@@ -90,6 +91,24 @@ def module_page(page):
     return text
 
 
+def plain_code(module):
+    """The source of a module as a reader wants it: without the marks of the export and the imports of its own package."""
+    source = (PACKAGE / f"{module}.py").read_text()
+    lines, tree = source.splitlines(), ast.parse(source)
+    for node in tree.body:
+        exported = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+        if exported or isinstance(node, ast.ImportFrom) and node.level:
+            lines[node.lineno - 1 : node.end_lineno] = ["#"] * (node.end_lineno - node.lineno + 1)
+    kept = "\n".join(line for line in lines if not line.startswith("# ") and line != "#")
+    return re.sub(r"\n{3,}", "\n\n\n", kept)
+
+
+def model_page(pages):
+    """Markdown of the page that shows the model in one sitting: the exported code of its modules, one after the other."""
+    parts = [f"## [{page.title}]({page.path.name})\n\n```python\n{plain_code(page.module)}\n```" for page in pages if page.module in MODEL]
+    return "\n\n".join(["# The model in one sitting", "All the code of the model as the pages export it, in their order.", *parts]) + "\n"
+
+
 def sections_page(pages):
     """Markdown of the page that joins paper, book, code and tests, read from the notebooks and the tests themselves."""
     rows = []
@@ -132,5 +151,6 @@ def write(pages, claims, folder):
     (folder / "api" / "index.md").write_text(
         "# The library\n\nEvery module is exported by one page of the book, which explains it.\n\n"
         f"{table(['Module', 'What it holds'], rows)}\n\n```{{toctree}}\n:hidden:\n\n{names}\n```\n")
+    (folder / "model.md").write_text(model_page(pages))
     (folder / "sections.md").write_text(sections_page(pages))
     (folder / "ledger.md").write_text(ledger_page(claims))
