@@ -6,7 +6,7 @@ SHELL := /bin/bash
 SYSTEM_PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3)
 PYTHON := .venv/bin/python
 export OMP_NUM_THREADS ?= 1
-export OMP_WAIT_POLICY ?= passive  # beside other work a waiting thread that spins keeps the one it waits for off the processor
+export GOMP_SPINCOUNT ?= 1000  # a thread that waits longer sleeps: beside other work it would keep the one it waits for off the processor
 export TOKENIZERS_PARALLELISM := false
 
 help:  ## show the targets
@@ -25,7 +25,7 @@ setup: .venv/ready  ## make the environment in .venv (done by the other targets 
 	@touch .venv/ready
 	@echo "[setup] done"
 
-book: setup  ## the main job: render the stored pages, train the book's model if needed, execute all notebooks, render the site
+book: setup  ## the main job: render the stored pages, execute copies of all of them, render those
 	$(PYTHON) tools/book.py
 
 site: setup  ## render the notebooks as they are stored (or as `make book` executed them) to HTML
@@ -54,7 +54,7 @@ test-long: setup  ## the tests that take longer: planted faults, a sample of mut
 results: setup  ## list the files under results/ that are older than the code that made them, and say so in the README
 	$(PYTHON) tools/results.py
 
-toy: setup  ## train, time and score the book's model for results/toy.json (about 3 minutes, on a quiet machine)
+toy: setup  ## train the book's model anew, put it into the package, score it (results/toy.json; 3 to 5 minutes, on a quiet machine)
 	$(PYTHON) tools/toy.py
 
 lint: setup  ## ruff over the tests and tools
@@ -79,7 +79,7 @@ newstest: setup  ## train on the news, Tatoeba and Multi30k at hand, score newst
 	bash tools/newstest.sh
 
 bench: setup _build/bench/ready  ## speed beside its peers on a quiet machine: about half an hour, 6 minutes with BENCH=--quick (python -m benchmarks --help)
-	OMP_NUM_THREADS= OMP_WAIT_POLICY= _build/bench/venv/bin/python -m benchmarks $(BENCH)
+	OMP_NUM_THREADS= GOMP_SPINCOUNT= _build/bench/venv/bin/python -m benchmarks $(BENCH)
 
 _build/bench/ready: .venv/ready pyproject.toml  # the peers, in an environment of their own that sees the packages of .venv
 	$(PYTHON) -m benchmarks.peers _build/bench/venv

@@ -764,8 +764,8 @@ def test_without_a_model_the_book_s_own_translates(model, tmp_path, monkeypatch,
 
 @pytest.fixture(scope="session")
 def book():
-    """Loaded from data/models, or trained: about two minutes on two cores."""
-    return book_model(show_progress=False)
+    """The one that comes with the package."""
+    return book_model()
 
 
 def test_book_model_translates_the_test_set(book):

@@ -41,13 +41,14 @@ HOSTILE = ["<img src=x onerror=window.hit=1>", "</script><script>window.hit=1</s
 
 @pytest.fixture(scope="session")
 def book():
-    return book_model(show_progress=False)
+    return book_model()
 
 
 @pytest.fixture(scope="session")
 def half(book):
-    """The library's model with the weights of the page."""
-    return live.halved(book.model)
+    """The library's model, whose weights are those of the page: half precision holds each of them."""
+    assert all(torch.equal(weight.half().float(), weight) for weight in book.model.state_dict().values())
+    return book.model
 
 
 @pytest.fixture(scope="session")
@@ -205,13 +206,6 @@ def test_a_hundred_translations_with_a_beam_are_the_library_s(folder, book, half
         assert abs(beam_search(half, source_ids(book, sentence))[0][0][1] - score) < 1e-4
 
 
-def test_the_page_says_how_many_translations_half_precision_changes(folder, translated, book, sentences):
-    said = description(folder)["rounding"]
-    changed = sum(ours != theirs for ours, theirs in zip(translated, translate(book.model, book.tokenizer, sentences), strict=True))
-    print(f"half precision changes {said['changed']} of {said['sentences']} greedy translations, {changed} of these 300")
-    assert changed <= said["changed"] <= 10 and said["sentences"] == 1000
-
-
 def test_the_hypotheses_of_every_step_have_the_model_s_own_log_probabilities(folder, book, half, sentences):
     script = """
     answer(given.map((sentence) => T.beamSearch(net, [...words.encode(sentence).ids, END]).steps.map((step) =>
@@ -237,7 +231,7 @@ def test_other_models_and_sentences_without_an_end_agree_too(folder, tmp_path, s
     """Random models mostly run into the limit, and their beams hold hypotheses that end at once: what a trained one never shows."""
     torch.manual_seed(seed)
     sizes = {"N": 1 + seed % 3, "d_model": 24, "d_ff": 40, "h": (1, 2, 3, 4)[seed]}
-    model = live.halved(Transformer(TransformerConfig(11, **sizes))).double().eval()
+    model = Transformer(TransformerConfig(11, **sizes)).half().double().eval()
     tensors, weights = live.pack(model)
     data = {"config": {"d_model": 24, "h": sizes["h"]}, "tensors": tensors, "base64": weights}
     (tmp_path / "model.js").write_text(f"module.exports = {json.dumps(data)};")

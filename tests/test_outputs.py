@@ -5,7 +5,6 @@ tag `nbval-ignore-output`, whose digits or times are the machine's.
 """
 
 import re
-import subprocess
 import sys
 
 import nbformat
@@ -107,13 +106,11 @@ def small_book(tmp_path, monkeypatch):
     for name, cell in (("01_whole", "print(2)"), ("02_raises", "x = 1\nx / 0"), ("03_stands", "import time; time.sleep(600)")):
         nbformat.write(notebook(cell), tmp_path / f"{name}.ipynb")
     found = sorted(tmp_path.glob("*.ipynb"))
-    trained = []
     monkeypatch.setattr(book, "pages", lambda *_: found)
     monkeypatch.setattr(book, "EXECUTED", tmp_path / "executed")
     monkeypatch.setattr(book, "execute", lambda page: execute(page, Watch(still=4)))
     monkeypatch.setattr(book, "executed", lambda path: None)
     monkeypatch.setattr(book, "sources", lambda path: "now")
-    monkeypatch.setattr(book, "train_model", lambda: trained.append(True))
     monkeypatch.setenv("LEDGER_PAGES", "")
     return found, tmp_path / "executed"
 
@@ -131,37 +128,20 @@ def test_pages_that_fail_are_named_and_the_others_are_kept(small_book):
 def steps(small_book, monkeypatch):
     """The order in which `make book` goes through its steps; pages and model are as `wrong` says."""
     taken, wrong = [], {}
-    monkeypatch.setattr(book.site_build, "build", lambda model=True: taken.append(("site", model)) or "_build/site/index.html")
+    monkeypatch.setattr(book.site_build, "build", lambda: taken.append("site") or "_build/site/index.html")
     monkeypatch.setattr(book, "run_pages", lambda chosen: taken.append("pages") or wrong)
-    monkeypatch.setattr(book, "book_model", lambda **_: type("Saved", (), {"model": None, "tokenizer": None}))
+    monkeypatch.setattr(book, "book_model", lambda: type("Saved", (), {"model": None, "tokenizer": None}))
     monkeypatch.setattr(book, "translate", lambda model, tokenizer, sentences: taken.append("translate") or sentences)
     monkeypatch.setattr(book.ledger, "read", lambda paths: None)
     monkeypatch.setattr(sys, "argv", ["book.py"])
     return taken, wrong
 
 
-@pytest.mark.parametrize("wrong, last", [
-    ({}, [("site", True), "translate"]),
-    ({"02_raises.ipynb": "ZeroDivisionError"}, [("site", True), "translate"]),
-    ({book.MODEL: "exit status 1"}, [("site", False)]),
-])  # fmt: skip
-def test_the_book_renders_before_and_after_and_fails_if_anything_did(steps, capsys, wrong, last):
+@pytest.mark.parametrize("wrong", [{}, {"02_raises.ipynb": "ZeroDivisionError"}])
+def test_the_book_translates_and_renders_at_once_and_again_and_fails_if_a_page_did(steps, capsys, wrong):
     taken, result = steps
     result |= wrong
     with pytest.raises(SystemExit) as ended:
         book.main()
-    assert ended.value.code == bool(wrong) and taken == [("site", False), "pages", *last]
+    assert ended.value.code == bool(wrong) and taken == ["translate", "site", "pages", "site"]
     assert all(f"{name}: {reason}; its stored outputs are kept" in capsys.readouterr().out for name, reason in wrong.items())
-
-
-def test_without_the_model_only_the_pages_that_ask_for_it_fail(small_book, monkeypatch):
-    found, folder = small_book
-    nbformat.write(notebook("def book_model():\n    pass", "saved = book_model()"), found[1])
-
-    def fails():
-        raise subprocess.CalledProcessError(1, "python")
-
-    monkeypatch.setattr(book, "train_model", fails)
-    assert set(wrong := book.run_pages(found[:2])) == {book.MODEL, "02_raises.ipynb"}
-    assert wrong["02_raises.ipynb"] == "the book's model was not trained"
-    assert [path.name for path in folder.glob("*.ipynb")] == ["01_whole.ipynb"]

@@ -15,7 +15,7 @@ from annotated.training import book_model, evaluating
 @pytest.fixture(scope="module")
 def recorded():
     """(sentences translated without error, {layer: weights of their cross-attention})."""
-    saved = book_model(show_progress=False)
+    saved = book_model()
     model, tokenizer = saved.model, saved.tokenizer
     sentences = read_sentences(checkout_data() / "toy" / "test.tsv")[:60]
     sources = [[*tokenizer.encode(s.source, "en"), END] for s in sentences]

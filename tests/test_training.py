@@ -1,6 +1,5 @@
 """The training loop against independent loops; the book's model and the command line on tiny corpora."""
 
-import ast
 import copy
 import errno
 import json
@@ -11,9 +10,8 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from itertools import chain, islice, repeat
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -24,7 +22,8 @@ from torch.nn import functional as F
 from annotated import checkpoints, training
 from annotated.batches import EncodedPairs, load_prepared, pair_lengths, prepare_corpus, token_batches, write_encoded
 from annotated.checkpoints import MANIFEST, load_checkpoint, run_checkpoints
-from annotated.corpora import Corpus
+from annotated.corpora import Corpus, load_corpus
+from annotated.decoding import translate
 from annotated.regularization import LabelSmoothingLoss, SixteenBitDropout
 from annotated.schedule import noam_rate
 from annotated.tokens import BEGIN, END, PAD, UNKNOWN, WordTokenizer
@@ -38,12 +37,12 @@ from annotated.training import (
     check_device,
     encode_pairs,
     evaluating,
-    fingerprint,
     largest_batch,
     main,
     rehearse,
     share,
     train,
+    train_book_model,
     train_on,
     validation_loss,
 )
@@ -658,43 +657,6 @@ def test_seed_decides_the_first_weights_too():
     assert torch.equal(runs[0], runs[1]) and (runs[0] - runs[2]).abs().max() > 0.01
 
 
-def test_fingerprint_counts_code_and_facts_but_not_comments(tmp_path, monkeypatch):
-    monkeypatch.setattr(training.annotated, "__file__", str(tmp_path / "__init__.py"))
-    for name in training.MODULES:
-        (tmp_path / f"{name}.py").write_text("x = 1\n")
-    first = fingerprint({"N": 2}, TEXTS)
-    assert len(first) == 64 and first != fingerprint({"N": 3}, TEXTS) and first != fingerprint({"N": 2}, TEXTS[1:])
-    for name in training.MODULES:
-        (tmp_path / f"{name}.py").write_text("# a comment\nx  =  1\n")
-        assert fingerprint({"N": 2}, TEXTS) == first
-        (tmp_path / f"{name}.py").write_text("x = 2\n")
-        assert fingerprint({"N": 2}, TEXTS) != first, f"{name} does not count"
-        (tmp_path / f"{name}.py").write_text("x = 1\n")
-
-
-def imported(module):
-    """The modules of the package that a module imports, anywhere in its code, by its syntax tree."""
-    found, package = set(), Path(training.__file__).parent
-    for node in ast.walk(ast.parse((package / f"{module}.py").read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.module and (node.level or node.module.startswith("annotated.")):
-            found.add(node.module.removeprefix("annotated."))
-        elif isinstance(node, ast.ImportFrom) and (node.level or node.module == "annotated"):
-            found.update(name.name for name in node.names)
-        elif isinstance(node, ast.Import):
-            found.update(name.name.removeprefix("annotated.") for name in node.names if name.name.startswith("annotated."))
-    return {name for name in found if (package / f"{name}.py").is_file()}
-
-
-def test_the_fingerprint_counts_every_module_that_training_imports():
-    needed = {"training"}
-    while more := set().union(*map(imported, needed)) - needed:
-        needed |= more
-    assert {"attention", "transformer", "checkpoints", "corpora"} <= needed, "the imports were not followed"
-    facts = {"corpora", "toy_language"}  # they find the pairs, which are a fact of their own
-    assert needed - set(training.MODULES) <= facts | {"checkpoints"}  # which stores what was trained
-    assert set(training.MODULES) <= needed and len(set(training.MODULES)) == len(training.MODULES)
-
-
 @pytest.fixture
 def tiny_book(monkeypatch):
     """The book's model replaced by a tiny one on four pairs; the fixture counts the trainings."""
@@ -707,46 +669,52 @@ def tiny_book(monkeypatch):
     return runs
 
 
-def test_book_model_is_trained_once_and_loaded_afterwards(tiny_book, tmp_path):
-    first = book_model(tmp_path, show_progress=False)
-    second = book_model(str(tmp_path), show_progress=False)
-    assert len(tiny_book) == 1, "trained twice"
-    assert torch.equal(state(first.model), state(second.model)) and not second.model.training
-    assert second.info["source_language"] == "en" and second.info["corpus"] == "toy"
-    assert second.info["log"][-1]["step"] == 6
-    assert second.tokenizer.encode("the cat sleeps .", "en") == first.tokenizer.encode("the cat sleeps .", "en")
-    assert len([path for path in (tmp_path / "models").iterdir() if path.is_dir()]) == 1
-
-
-def test_book_model_is_trained_anew_when_configuration_or_corpus_change(tiny_book, tmp_path, monkeypatch):
-    book_model(tmp_path, show_progress=False)
-    sizes, config = training.PRESETS["toy"]
-    monkeypatch.setitem(training.PRESETS, "toy", (sizes, replace(config, seed=1)))
-    book_model(tmp_path, show_progress=False)
-    monkeypatch.setitem(training.PRESETS, "toy", ({**sizes, "d_ff": 32}, config))
-    book_model(tmp_path, show_progress=False)
-    monkeypatch.setattr(training, "load_corpus", lambda name: corpus(TEXTS[:3]))
-    book_model(tmp_path, show_progress=False)
-    monkeypatch.setattr(training, "load_corpus", lambda name: corpus(TEXTS[:3], TEXTS[:1]))
-    book_model(tmp_path, show_progress=False)
-    assert len(tiny_book) == 5 == len([path for path in (tmp_path / "models").iterdir() if path.is_dir()])
+def test_the_books_model_is_trained_and_saved_in_half_precision(tiny_book, tmp_path):
+    torch.set_num_threads(2)  # not the number that it trains with
+    train_book_model(tmp_path / "book", show_progress=False)
+    saved = load_checkpoint(tmp_path / "book")
+    assert tiny_book == [1] and torch.get_num_threads() == 2
+    assert {weight.dtype for weight in saved.model.parameters()} == {torch.float16}
+    assert saved.info["source_language"] == "en" and saved.info["corpus"] == "toy" and saved.info["log"][-1]["step"] == 6
+    torch.set_num_threads(1)
+    again, _ = train_on(corpus(), saved.tokenizer, saved.model.config, training.PRESETS["toy"][1], show_progress=False)
+    assert torch.equal(state(again.half()), state(saved.model))
 
 
 def test_the_books_vocabulary_is_that_of_its_training_set(tiny_book, tmp_path, monkeypatch):
     made = corpus(valid=[("quax .", "Quax .")])
     made.test = [("zyx .", "Zyx .")]
     monkeypatch.setattr(training, "load_corpus", lambda name: made)
-    tokenizer = book_model(tmp_path, show_progress=False).tokenizer
+    train_book_model(tmp_path / "book", show_progress=False)
+    tokenizer = load_checkpoint(tmp_path / "book").tokenizer
     assert set(tokenizer.words) == {word for pair in TEXTS for text in pair for word in text.split()}
 
 
-def test_book_model_that_fails_leaves_nothing_behind(tiny_book, tmp_path, monkeypatch):
-    torch.set_num_threads(2)  # not the number that it trains with
+def test_training_the_books_model_leaves_nothing_behind_if_it_fails(tiny_book, tmp_path, monkeypatch):
+    torch.set_num_threads(2)
     monkeypatch.setattr(training, "train", lambda *arguments: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        book_model(tmp_path, show_progress=False)
-    assert torch.get_num_threads() == 2
-    assert not [path for path in (tmp_path / "models").iterdir() if path.is_dir()]
+        train_book_model(tmp_path / "book", show_progress=False)
+    assert torch.get_num_threads() == 2 and not any(tmp_path.iterdir())
+
+
+def test_the_books_model_comes_with_the_package_for_single_precision():
+    saved, (fields, config) = book_model(), training.PRESETS["toy"]
+    assert {weight.dtype for weight in saved.model.state_dict().values()} == {torch.float32} and not saved.model.training
+    assert saved.model.config == TransformerConfig(len(saved.tokenizer), **fields) and saved.info["training"] == asdict(config)
+    assert saved.tokenizer.as_dict() == WordTokenizer.fit(load_corpus("toy").train).as_dict()
+
+
+@pytest.mark.long
+def test_the_books_model_trained_anew_translates_as_well(tmp_path):
+    train_book_model(tmp_path / "book", show_progress=False)
+    anew, scores = load_checkpoint(tmp_path / "book"), []
+    anew.model.float()
+    sources, references = zip(*load_corpus("toy").test, strict=True)
+    for saved in (book_model(), anew):
+        outputs = translate(saved.model, saved.tokenizer, sources)
+        scores.append(sum(ours == theirs for ours, theirs in zip(outputs, references, strict=True)) / len(references))
+    assert abs(scores[0] - scores[1]) <= 0.05 and min(scores) >= 0.9, scores
 
 
 def test_presets_of_the_book_give_at_most_a_million_parameters():

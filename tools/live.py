@@ -6,14 +6,12 @@ where it is opened from the disk: browsers let no script read a file there, but 
 
 import argparse
 import base64
-import copy
 import json
 from pathlib import Path
 
 import torch
 
 from annotated.corpora import load_corpus
-from annotated.decoding import translate
 from annotated.tokens import UNKNOWN, split_words, splitter
 from annotated.training import book_model
 
@@ -31,13 +29,6 @@ EXAMPLES = {  # all from `test` or `novel`, which the model has not seen
     "Numbers": "Have eight women seen three girls?",
 }
 MARKS = ".,?"
-
-
-def halved(model):
-    """A copy of the model whose weights went through half precision, as those of the page do."""
-    model = copy.deepcopy(model)
-    model.load_state_dict({name: weight.half().to(weight.dtype) for name, weight in model.state_dict().items()})
-    return model
 
 
 def check(config):
@@ -74,8 +65,6 @@ def describe(saved):
     sources = tokenizer.encode_batch([english for english, _ in corpus.train], "en")
     english = sorted({index for ids in sources for index in ids if index > UNKNOWN})
     pairs = [*corpus.test, *corpus.novel]
-    sentences = [english for english, _ in pairs]
-    single, half = (translate(model, tokenizer, sentences) for model in (saved.model, halved(saved.model)))
     return {
         "config": {name: getattr(saved.model.config, name) for name in ("vocab_size", "N", "d_model", "d_ff", "h")},
         "parameters": sum(weight.numel() for weight in saved.model.parameters()),
@@ -85,7 +74,6 @@ def describe(saved):
         "longest": max(map(len, sources)),
         "examples": [[name, sentence] for name, sentence in EXAMPLES.items()],
         "pairs": pairs,
-        "rounding": {"sentences": len(pairs), "changed": sum(a != b for a, b in zip(single, half, strict=True))},
         "tensors": tensors,
         "base64": weights,
     }
@@ -95,7 +83,7 @@ def write(folder, saved=None):
     """Write model.js into `folder`, for the book's model unless another checkpoint is given; returns the file's path."""
     path = Path(folder) / "model.js"
     path.parent.mkdir(parents=True, exist_ok=True)
-    data = json.dumps(describe(saved or book_model(show_progress=False)), separators=(",", ":"))
+    data = json.dumps(describe(saved or book_model()), separators=(",", ":"))
     path.write_text(f'"use strict";\nconst MODEL = {data};\nif (typeof module === "object") module.exports = MODEL;\n', encoding="ascii")
     return path
 

@@ -179,7 +179,7 @@ MUTATIONS = [
      '("steps", "label_smoothing", "save_every", "keep_last"', "training"),
     ("a run goes on with another seed", "training", '("steps", "save_every", "keep_last"', '("steps", "seed", "save_every", "keep_last"',
      "training"),
-    ("a module that trains does not count for the book's model", "training", "positional masking stacks", "positional stacks", "training"),
+    ("the book's model computes in half precision", "training", "    saved.model.float()\n", "", "training"),
     ("the vocabulary is learnt before cleaning", "batches", "(pair for pair in clean if draw", "(pair for pair in corpus.train if draw",
      "batches"),
     ("one seed for every pool", "batches", "seed=(*seed, number)", "seed=seed", "batches"),
@@ -196,16 +196,15 @@ MUTATIONS = [
 def checkout(folder):
     """Make a folder a checkout in which a fault can be planted: processes that tests start find the fault wherever they look.
 
-    Package, tests and tools are copies, all else links. Models that a faulty package trains stay in the folder.
+    Package, tests and tools are copies, all else links.
     """
     for entry in ROOT.iterdir():
         if entry.name in ("annotated", "tests", "tools"):
             shutil.copytree(entry, folder / entry.name, ignore=shutil.ignore_patterns("__pycache__"))
         elif entry.name not in (".git", ".venv", "_build", "data"):
             (folder / entry.name).symlink_to(entry)
-    (folder / "data" / "models").mkdir(parents=True)
-    for entry in (ROOT / "data" / "toy", *(ROOT / "data" / "models").glob("*/")):
-        (folder / entry.relative_to(ROOT)).symlink_to(entry)
+    (folder / "data").mkdir()
+    (folder / "data" / "toy").symlink_to(ROOT / "data" / "toy")
 
 
 def plant(copy, module, old, new):

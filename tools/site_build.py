@@ -12,8 +12,8 @@ from notebooks import EXECUTED, NOTEBOOKS, ROOT, executed, pages
 SOURCE, SITE = ROOT / "_build" / "site_source", ROOT / "_build" / "site"
 
 
-def build(model=True):
-    """Render all pages and return where the first one lies; without the model, the live page says that it is not there yet."""
+def build():
+    """Render all pages and return where the first one lies."""
     paths, shown = pages(), [EXECUTED / path.name if executed(path) else path for path in pages()]
     if not paths:
         raise SystemExit(f"{NOTEBOOKS} holds no page")
@@ -21,8 +21,7 @@ def build(model=True):
     for old in (SOURCE, fresh):
         shutil.rmtree(old, ignore_errors=True)
     shutil.copytree(ROOT / "docs", SOURCE)
-    if model:
-        live.write(SOURCE / "_static" / "live")  # the model of the page that translates in the browser
+    live.write(SOURCE / "_static" / "live")  # the model of the page that translates in the browser
     shutil.copytree(NOTEBOOKS, SOURCE / "notebooks", ignore=shutil.ignore_patterns("[!0-9]*"))  # to be downloaded
     described = [site_reference.Page(path) for path in paths]
     site_reference.write(described, ledger.read(shown), SOURCE)

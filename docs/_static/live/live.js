@@ -334,10 +334,8 @@
     }
     const known = [...words.ids.keys()].filter((word) => /\p{L}/u.test(word)).sort((a, b) => a.localeCompare(b, "en"));
     find("words").querySelector("p").textContent = known.join(" ");
-    const { sentences, changed } = MODEL.rounding;
     find("facts").textContent = `The model has ${MODEL.parameters.toLocaleString("en")} parameters: N = ${N}, d_model = ${MODEL.config.d_model}, `
-      + `d_ff = ${MODEL.config.d_ff}, h = ${h}, ${MODEL.config.vocab_size} words for both languages. Rounding its weights to half precision changed `
-      + `${changed || "none"} of the greedy translations of ${sentences.toLocaleString("en")} sentences when this page was made.`;
+      + `d_ff = ${MODEL.config.d_ff}, h = ${h}, ${MODEL.config.vocab_size} words for both languages. Its weights are kept in half precision.`;
   }
 
   function listen() {
