@@ -497,7 +497,7 @@ def train_book_model(folder, show_progress=True):
     save_checkpoint(folder, model.half(), tokenizer, corpus="toy", source_language="en", target_language="de",
                     training=asdict(training_config), log=log)
 
-
+# %% ../notebooks/17_training.ipynb #ee92814e
 def book_model():
     """The book's model as it comes with the package: a `Checkpoint` in single precision, in eval mode."""
     saved = load_checkpoint(Path(annotated.__file__).parent / "book_model")
