@@ -35,7 +35,7 @@ test: setup  ## unit tests, and the stored outputs of the pages, executed here o
 	$(PYTHON) tools/test.py
 
 test-site: setup axe  ## the site of `make site` in a real browser (Chromium): requests, errors, accessibility, charts, hostile text
-	$(PYTHON) -m pytest -q tests/test_site.py tests/test_site_hostile.py tests/test_live.py
+	$(PYTHON) -m pytest -q -n 2 --dist=loadgroup tests/test_site.py tests/test_site_hostile.py tests/test_live.py
 
 axe: _build/axe/node_modules/axe-core/axe.min.js
 

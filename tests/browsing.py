@@ -5,6 +5,7 @@ What is missing makes such a test skip and say so; with ANNOTATED_BROWSER=requir
 
 import functools
 import http.server
+import importlib.util
 import os
 import shutil
 import sys
@@ -18,6 +19,7 @@ from notebooks import ROOT  # noqa: E402
 SITE = ROOT / "_build" / "site"
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update",
              "--disable-sync", "--disable-quic"]  # fmt: skip
+SIZE = {"width": 1280, "height": 900}
 PATIENCE = 120_000  # milliseconds: for machines that have other work
 
 
@@ -34,7 +36,9 @@ def site():
 
 @pytest.fixture(scope="module")
 def browser():
-    sync_api = pytest.importorskip("playwright.sync_api")
+    need(importlib.util.find_spec("playwright"), "playwright is not installed")
+    from playwright import sync_api
+
     program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     need(program, "no Chromium on the PATH: on Debian, `apt-get install chromium`")
     with sync_api.sync_playwright() as playwright:
@@ -71,14 +75,24 @@ def serve():
 
 
 def open_page(browser, address, name, **options):
-    """Load a page and draw all of its charts; returns it with the lists of its outside requests and of its errors."""
-    page = browser.new_page(viewport={"width": 1280, "height": 900}, **options)
+    """Load a page in a context of its own and draw all of its charts; see `go` for what it keeps."""
+    return go(new_tab(browser, **options), address, name)
+
+
+def new_tab(browser, **options):
+    """An empty tab that listens: `go` fills its lists. One for many pages keeps fonts and compiled scripts, which are most of a load."""
+    page = browser.new_page(viewport=SIZE, **options)
     page.set_default_timeout(PATIENCE)
-    page.outside, page.mistakes = [], []
-    page.on("request", lambda request: request.url.startswith((address, "data:", "blob:")) or page.outside.append(request.url))
+    page.on("request", lambda request: request.url.startswith((page.address, "data:", "blob:")) or page.outside.append(request.url))
     page.on("console", lambda message: message.type == "error" and page.mistakes.append(message.text))
     page.on("pageerror", lambda error: page.mistakes.append(str(error)))
     page.on("dialog", lambda dialog: (page.mistakes.append(dialog.message), dialog.dismiss()))
+    return page
+
+
+def go(page, address, name):
+    """Load a page in a tab and draw all of its charts; returns the tab with the lists of outside requests and errors since then."""
+    page.address, page.outside, page.mistakes = address, [], []
     page.goto(address + name, wait_until="load")
     page.evaluate("() => window.MathJax?.startup?.promise")
     for figure in page.query_selector_all("figure.chart"):

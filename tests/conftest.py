@@ -2,7 +2,8 @@
 
 from browsing import browser, serve, site  # noqa: F401
 
-LONGEST = ["test_processes", "test_variations", "test_charts", "test_decoding", "test_training", "test_benchmarks"]
+LONGEST = ["test_live", "test_site_hostile", "test_processes", "test_variations", "test_charts", "test_decoding", "test_training",
+           "test_benchmarks"]  # fmt: skip
 
 
 def pytest_configure(config):

@@ -3,9 +3,7 @@
 import base64
 import functools
 import http.server
-import importlib.util
 import json
-import os
 import random
 import re
 import shutil
@@ -31,11 +29,9 @@ import live  # noqa: E402
 
 ROOT = Path(__file__).parent.parent
 CODE = ROOT / "docs" / "_static" / "live"
-CHROMIUM = "/usr/bin/chromium"
-OPTIONS = ("--no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-component-update --disable-sync "
-           "--disable-quic").split()
 HOSTILE = ["<img src=x onerror=window.hit=1>", "</script><script>window.hit=1</script>", '"><svg onload=window.hit=1>', "javascript:hit=1",
            "\u202eThe dog", "The\u200fdog", "dog\x00", "${window.hit=1}", "__proto__", "constructor", "toString", "\ud800"]
+pytestmark = pytest.mark.xdist_group("live")  # several processes leave these to one, which makes what they share once
 
 # What the page is given
 
@@ -311,12 +307,6 @@ def test_unknown_words_are_named_once_and_near_ones_offered(folder):
 
 # The page in a browser
 
-def absent():
-    if not Path(CHROMIUM).exists():
-        return f"{CHROMIUM} is not installed"
-    return "" if importlib.util.find_spec("playwright") else "playwright is not installed"
-
-
 def shell():
     """The page's own HTML without the theme: the blocks that docs/live.md gives to Sphinx, under the site's policy."""
     blocks = re.findall(r"^```\{raw\} html\n(.*?)^```", (ROOT / "docs" / "live.md").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
@@ -346,19 +336,6 @@ def address(site):
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
-
-
-@pytest.fixture(scope="session")
-def browser():
-    reason = absent()
-    if reason:
-        (pytest.fail if os.environ.get("ANNOTATED_BROWSER") == "required" else pytest.skip)(f"no browser test: {reason}")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=CHROMIUM, args=OPTIONS)
-        yield running
-        running.close()
 
 
 @pytest.fixture

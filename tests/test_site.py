@@ -3,64 +3,126 @@
 `make test-site` runs this on `_build/site`; without site, Chromium or axe-core the tests skip and say so (see browsing.py).
 """
 
+import functools
+import html
 import re
 from pathlib import Path
 
 import pytest
-from browsing import ROOT, SITE, draw, need, open_page
+from browsing import ROOT, SITE, SIZE, draw, go, need, new_tab, open_page
 
 AXE = ROOT / "_build" / "axe" / "node_modules" / "axe-core" / "axe.min.js"
 PAGES = sorted(str(path.relative_to(SITE)) for path in SITE.rglob("*.html") if "_static" not in path.parts) or ["index.html"]
 CHARTS = [name for name in PAGES if (SITE / name).exists() and '<figure class="chart"' in (SITE / name).read_text()]
-every_page = pytest.mark.parametrize("name", PAGES)
-pages_with_charts = pytest.mark.parametrize("name", CHARTS or [pytest.param(None, marks=pytest.mark.skip("no page has a chart"))])
 
-# Before axe looks: folded cells are opened, and of the many spans of highlighted code one of each class stays (which saves minutes).
-PREPARE = """() => {
-  document.querySelectorAll('details:not(.listing)').forEach(details => { details.open = true });
-  const seen = new Set();
-  document.querySelectorAll('.highlight span').forEach(span => {
-    if (seen.has(span.className)) span.replaceWith(...span.childNodes);
-    seen.add(span.className);
-  });
+
+def grouped(names):
+    """The names as parameters; of several processes one takes all tests of a page, and visits it once."""
+    return [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in names]
+
+
+every_page = pytest.mark.parametrize("name", grouped(PAGES))
+pages_with_charts = pytest.mark.parametrize("name", grouped(CHARTS) or [pytest.param(None, marks=pytest.mark.skip("no page has a chart"))])
+
+UNFOLD = "() => document.querySelectorAll('details:not(.listing)').forEach(details => { details.open = true })"
+# What scrolls, and no key reaches it. The page's scripts mark such boxes when it is loaded, resized or changed. This asks what they did
+# when it was loaded; axe looks when the test has changed the page, which they may have answered.
+UNREACHED = """() => {
+  const scrolls = box => {
+    const style = getComputedStyle(box), wide = box.scrollWidth - box.clientWidth > 13, high = box.scrollHeight - box.clientHeight > 13;
+    return wide && ['auto', 'scroll'].includes(style.overflowX) || high && ['auto', 'scroll'].includes(style.overflowY);
+  };
+  const keys = 'a[href], button, input, select, textarea, summary, [tabindex="0"]';
+  return [...document.querySelectorAll('body *')].filter(box => box.tabIndex < 0 && scrolls(box) && !box.querySelector(keys))
+    .map(box => box.outerHTML.slice(0, 200));
 }"""
+# While axe looks, what repeats itself is thinned out, which saves minutes: of the many spans of highlighted code one of each class stays,
+# and of a table's rows that hold nothing but text one of each look. Copies are thinned, and stand in for what comes back afterwards.
+THIN = """() => {
+  window.thinned = [...document.querySelectorAll('.highlight pre, tbody')].map(own => [own, own.cloneNode(true)]);
+  const spans = new Set();
+  for (const [own, copy] of thinned) {
+    for (const span of own.localName === 'pre' ? copy.querySelectorAll('span') : []) {
+      if (spans.has(span.className)) span.replaceWith(...span.childNodes);
+      spans.add(span.className);
+    }
+    const looks = new Set();
+    [...copy.rows ?? []].forEach((row, i) => {
+      const look = JSON.stringify([i % 2, ...[row, ...row.cells].map(part => [part.localName, part.className, part.style.cssText])]);
+      if (looks.has(look) && [...row.cells].every(cell => !cell.childElementCount)) row.remove();
+      looks.add(look);
+    });
+    own.replaceWith(copy);
+  }
+}"""
+RESTORE = "() => thinned.forEach(([own, copy]) => copy.replaceWith(own))"
 # What fades or moves arrives at once, so that colours are looked at as they stay.
 FINISH = "() => document.getAnimations().forEach(animation => animation.finish())"
+# A chart says which theme it is drawn for when it stands; asked again, it says so once it is drawn anew.
+ASK_CHARTS = "() => document.querySelectorAll('figure.chart').forEach(figure => { delete figure.dataset.theme })"
+DRAWN = "theme => [...document.querySelectorAll('figure.chart')].every(figure => figure.dataset.theme === theme)"
 HANDLERS = """() => [...document.querySelectorAll('*')].flatMap(
   element => [...element.attributes].map(attribute => attribute.name).filter(name => name.startsWith('on')))"""
 
 
 @pytest.fixture(scope="module")
-def report(site, browser, serve):
-    """A function that visits a page, once, and returns what it found: outside, mistakes, handlers, sideways, violations."""
-    address, reports = serve(site), {}
+def address(site, serve):
+    return serve(site)
+
+
+@pytest.fixture(scope="module")
+def tab(browser):
+    return new_tab(browser)
+
+
+@pytest.fixture(scope="module")
+def show(tab, address):
+    """A function that loads a page in the one tab that all tests share, as it looks at first: light, on a screen, and wide."""
+
+    def show(name):
+        tab.set_viewport_size(SIZE)
+        tab.wait_for_function("size => innerWidth === size.width", arg=SIZE)  # what was shown before slides, what comes does not
+        tab.emulate_media(media="screen", color_scheme="light")
+        return go(tab, address, name)
+
+    return show
+
+
+@pytest.fixture(scope="module")
+def report(show):
+    """A function that visits a page, once, and returns what it found: outside, mistakes, handlers, unreached, violations, sideways."""
     need(AXE.exists(), "axe-core is not there: run `make axe`")
-    axe = AXE.read_text()
+    return functools.cache(lambda name: examine(show(name)))
 
-    def visit(name):
-        if name in reports:
-            return reports[name]
-        page = open_page(browser, address, name)
-        found = reports[name] = {"outside": page.outside, "mistakes": page.mistakes}
-        found["handlers"] = page.evaluate(HANDLERS)
-        page.evaluate(PREPARE)
-        page.evaluate(FINISH)  # what is unfolded fades in
-        page.evaluate(axe + "; 0")
-        rules = page.evaluate("() => axe.run({ resultTypes: ['violations'] })")["violations"]
-        page.emulate_media(color_scheme="dark")
-        page.wait_for_function("() => document.documentElement.dataset.theme === 'dark'")
-        page.evaluate(FINISH)  # the theme fades
-        rules += page.evaluate("() => axe.run({ runOnly: ['color-contrast'], resultTypes: ['violations'] })")["violations"]
-        found["violations"] = [
-            f"{rule['id']}: {rule['help']}; {len(rule['nodes'])} places, such as {rule['nodes'][0]['html'][:200]}" for rule in rules
-        ]
-        page.set_viewport_size({"width": 320, "height": 800})
-        page.wait_for_timeout(300)
-        found["sideways"] = page.evaluate("() => Math.max(document.documentElement.scrollWidth, document.body.scrollWidth)")
-        page.close()
-        return found
 
-    return visit
+def look(page, *rules):
+    """What axe finds, in words; with `rules`, by these rules only."""
+    found = page.evaluate("rules => axe.run({ resultTypes: ['violations'], ...(rules.length && { runOnly: rules }) })", rules)["violations"]
+    return [f"{rule['id']}: {rule['help']}; {len(rule['nodes'])} places, such as {rule['nodes'][0]['html'][:200]}" for rule in found]
+
+
+def examine(page):
+    found = {"outside": page.outside, "mistakes": page.mistakes, "handlers": page.evaluate(HANDLERS)}
+    page.evaluate(UNFOLD)
+    page.evaluate(FINISH)  # what is unfolded fades in
+    page.evaluate(AXE.read_text() + "; 0")
+    found["unreached"] = page.evaluate(UNREACHED)
+    page.evaluate(THIN)
+    found["violations"] = look(page)
+    page.emulate_media(color_scheme="dark")
+    page.wait_for_function("() => document.documentElement.dataset.theme === 'dark'")
+    page.wait_for_function(DRAWN, arg="dark")
+    page.evaluate(FINISH)  # the theme fades
+    found["violations"] += look(page, "color-contrast")
+    page.evaluate(RESTORE)
+    page.evaluate(ASK_CHARTS)
+    page.evaluate("() => addEventListener('resize', () => { window.narrow = innerWidth === 320 })")  # the page's own listeners come first
+    page.set_viewport_size({"width": 320, "height": 800})
+    page.wait_for_function("() => window.narrow")
+    page.wait_for_function(DRAWN, arg="dark")
+    page.evaluate(FINISH)  # the sidebars slide
+    found["sideways"] = page.evaluate("() => Math.max(document.documentElement.scrollWidth, document.body.scrollWidth)")
+    return found
 
 
 @every_page
@@ -76,7 +138,8 @@ def test_page_does_not_scroll_sideways_at_320_pixels(report, name):
 
 @every_page
 def test_axe_finds_nothing(report, name):
-    assert report(name)["violations"] == []
+    found = report(name)
+    assert found["unreached"] == [] and found["violations"] == []
 
 
 @every_page
@@ -89,6 +152,11 @@ def test_page_is_small_and_forbids_foreign_scripts(site, name):
     assert text.index(rules) < text.index("<script") and not re.search(r'<(script|link|img|iframe)[^>]*(src|href)="(https?:)?//', text)
 
 
+@functools.cache
+def anchors(path):
+    return {html.unescape(name) for name in re.findall(r"""\b(?:id|name)=["']([^"']*)["']""", path.read_text())}
+
+
 @every_page
 def test_links_within_the_site_lead_somewhere(site, name):
     for link in set(re.findall(r'(?:href|src)="([^"]+)"', (site / name).read_text())):
@@ -98,7 +166,7 @@ def test_links_within_the_site_lead_somewhere(site, name):
         path = (site / name).parent / target.partition("?")[0] if target else site / name
         assert path.exists(), f"{name} links to {link}"
         if anchor and path.suffix == ".html":
-            assert re.search(rf"""(id|name)=["']{re.escape(anchor)}["']""", path.read_text()), f"{name} links to {link}"
+            assert html.unescape(anchor) in anchors(path), f"{name} links to {link}"
 
 
 def test_every_public_name_is_in_the_reference(site):
@@ -116,8 +184,8 @@ CHANGED = "([figure, before]) => figure.querySelector('.chart-live svg').innerHT
 
 
 @pages_with_charts
-def test_every_control_changes_the_drawing_by_keyboard(site, browser, serve, name):
-    page = open_page(browser, serve(site), name)
+def test_every_control_changes_the_drawing_by_keyboard(show, name):
+    page = show(name)
     for figure in page.query_selector_all("figure.chart"):
         draw(page, figure)
         for control in figure.query_selector_all(".chart-controls :is(select, input)"):
@@ -131,7 +199,6 @@ def test_every_control_changes_the_drawing_by_keyboard(site, browser, serve, nam
             page.wait_for_function(CHANGED, arg=[figure, before])
             assert control.evaluate("e => e.labels.length > 0 && e.labels[0].innerText.trim() !== ''"), f"{figure} {value}: no label"
     assert page.mistakes == []
-    page.close()
 
 
 LABEL = "figure => getComputedStyle(figure.querySelector('.chart-live svg text')).fill"
@@ -142,8 +209,8 @@ def brightness(colour):
 
 
 @pages_with_charts
-def test_dark_mode_changes_the_drawing_and_keeps_what_was_chosen(site, browser, serve, name):
-    page = open_page(browser, serve(site), name, color_scheme="light")
+def test_dark_mode_changes_the_drawing_and_keeps_what_was_chosen(browser, address, name):
+    page = open_page(browser, address, name, color_scheme="light")  # a context of its own: the choice of a theme is remembered
     figure = page.query_selector("figure.chart")
     draw(page, figure)
     light, ink = drawing(figure), figure.evaluate(LABEL)
@@ -161,8 +228,8 @@ def test_dark_mode_changes_the_drawing_and_keeps_what_was_chosen(site, browser, 
 
 
 @pages_with_charts
-def test_the_numbers_of_every_chart_can_be_read(site, browser, serve, name):
-    page = open_page(browser, serve(site), name)
+def test_the_numbers_of_every_chart_can_be_read(show, name):
+    page = show(name)
     for figure in page.query_selector_all("figure.chart"):
         draw(page, figure)
         figure.query_selector(".chart-data summary").press("Enter")
@@ -172,22 +239,19 @@ def test_the_numbers_of_every_chart_can_be_read(site, browser, serve, name):
         lines = Path(download.value.path()).read_text().splitlines()
         shown = figure.query_selector_all(".chart-data .chart-table tbody tr")
         assert len(shown) == min(100, len(lines) - 1) > 0
-    page.close()
 
 
 @pages_with_charts
-def test_paper_gets_the_picture_of_every_chart(site, browser, serve, name):
-    page = open_page(browser, serve(site), name)
+def test_paper_gets_the_picture_of_every_chart(show, name):
+    page = show(name)
     page.emulate_media(media="print")
     for figure in page.query_selector_all("figure.chart"):
         assert figure.query_selector(".chart-still").is_visible() and not figure.query_selector(".chart-view").is_visible()
-    page.close()
 
 
 @pytest.mark.parametrize("scheme", ["http", "file"])
-def test_search_finds_the_page_about_a_word(site, browser, serve, scheme):
-    address = serve(site) if scheme == "http" else site.as_uri() + "/"
-    page = open_page(browser, address, "search.html?q=softmax")
+def test_search_finds_the_page_about_a_word(site, browser, address, scheme):
+    page = open_page(browser, address if scheme == "http" else site.as_uri() + "/", "search.html?q=softmax")
     page.wait_for_selector("#search-results li a")
     found = [link.get_attribute("href") for link in page.query_selector_all("#search-results li a")]
     assert any("04_embeddings_and_softmax.html" in link for link in found)
