@@ -7,7 +7,11 @@ function markScrollable() {
     else if (box.localName !== "mjx-container") box.removeAttribute("tabindex");
   }
 }
-window.addEventListener("load", markScrollable);
+window.addEventListener("load", () => {
+  markScrollable();
+  const article = document.querySelector("article");
+  if (article) new ResizeObserver(markScrollable).observe(article);  // its width follows the window's late: the sidebar slides
+});
 window.addEventListener("resize", markScrollable);
 
 // Paper is light, and nothing is folded away on it, except listings of tests and tables of data.
