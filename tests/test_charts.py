@@ -701,8 +701,8 @@ def check_strings(strings):
 
 
 @pytest.mark.filterwarnings("ignore:Glyph", "ignore:constrained_layout")
-@settings(deadline=None, max_examples=10, derandomize=True)
-@given(strings=st.lists(token, min_size=20, max_size=20, unique=True))
+@settings(deadline=None, max_examples=4, derandomize=True)  # few charts of many tokens: a chart costs more than its tokens
+@given(strings=st.lists(token, min_size=50, max_size=50, unique=True))
 def test_two_hundred_generated_tokens_stay_data(strings):
     check_strings(strings)
 
