@@ -6,6 +6,8 @@ tag `nbval-ignore-output`, whose digits or times are the machine's.
 
 import re
 import sys
+import threading
+import time
 
 import nbformat
 import pytest
@@ -124,12 +126,22 @@ def test_pages_that_fail_are_named_and_the_others_are_kept(small_book):
     assert nbformat.read(folder / "01_whole.ipynb", as_version=4).cells[0].outputs[0].text == "2\n"
 
 
+def test_pages_that_train_wait_until_the_stored_ones_are_rendered(small_book, monkeypatch):
+    found, _ = small_book
+    long = found[0].with_name("17_long.ipynb")
+    nbformat.write(notebook("print(3)"), long)
+    began, rendered = {}, threading.Event()
+    monkeypatch.setattr(book, "execute", lambda page: began.setdefault(page.cells[0].source, rendered.is_set()) and None or page)
+    book.run_pages([found[0], long], lambda: time.sleep(1) or rendered.set())
+    assert began == {"print(2)": False, "print(3)": True}
+
+
 @pytest.fixture
 def steps(small_book, monkeypatch):
     """The order in which `make book` goes through its steps; pages and model are as `wrong` says."""
     taken, wrong = [], {}
     monkeypatch.setattr(book.site_build, "build", lambda: taken.append("site") or "_build/site/index.html")
-    monkeypatch.setattr(book, "run_pages", lambda chosen: taken.append("pages") or wrong)
+    monkeypatch.setattr(book, "run_pages", lambda chosen, first: first() or taken.append("pages") or wrong)
     monkeypatch.setattr(book, "book_model", lambda: type("Saved", (), {"model": None, "tokenizer": None}))
     monkeypatch.setattr(book, "translate", lambda model, tokenizer, sentences: taken.append("translate") or sentences)
     monkeypatch.setattr(book.ledger, "read", lambda paths: None)

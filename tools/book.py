@@ -11,6 +11,7 @@ import re
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
 
 import ledger
 import nbformat
@@ -22,12 +23,20 @@ from annotated.decoding import translate
 from annotated.training import book_model
 from notebooks import EXECUTED, TRAINS, Stopped, execute, executed, normalise, pages, sources
 
-LONG = ("24", *TRAINS)  # begun first, so that no core waits for them at the end
+SHORT = ("01", "02", "03", "04")  # executed while the stored pages are rendered
+LONG = ("24", *TRAINS)  # begun next, so that no core waits for them at the end
 WORKERS = min(4, os.cpu_count() or 1)  # one kernel a core
 
 
-def run(path):
-    """Execute a copy of one page into _build/book/; returns (seconds, what went wrong or None)."""
+def render(step):
+    """Render the site and say where it lies."""
+    print(f"[book {step}/4] the pages as they {'are stored' if step == 2 else 'came out here'}: {site_build.build()}", flush=True)
+
+
+def run(path, rendered):
+    """Execute a copy of one page into _build/book/; returns (seconds, what went wrong or None). A page that trains waits for the site."""
+    if path.name[:2] in LONG:
+        rendered.result()
     notebook, start, digest = nbformat.read(path, as_version=4), time.time(), sources(path)
     try:
         notebook = normalise(execute(notebook))
@@ -44,22 +53,25 @@ def last_words(error):
     return next(line for line in reversed(lines) if line)
 
 
-def run_pages(chosen):
-    """Execute copies of these pages, where there is none of their present state; returns {page: what went wrong}."""
+def run_pages(chosen, first=lambda: None):
+    """Execute copies of these pages, where there is none of their present state, beside `first`; returns {page: what went wrong}."""
     EXECUTED.mkdir(parents=True, exist_ok=True)
     for path in pages():
         if executed(path) is None:
             (EXECUTED / path.name).unlink(missing_ok=True)
     os.environ["LEDGER_PAGES"] = str(EXECUTED)  # page 00 shows what this machine measured
     wrong = {}
-    order = sorted((path for path in chosen if executed(path) is None), key=lambda path: path.name[:2] not in LONG)
+    ranks = dict.fromkeys(SHORT, 0) | dict.fromkeys(LONG, 1)
+    order = sorted((path for path in chosen if executed(path) is None), key=lambda path: ranks.get(path.name[:2], 2))
     with ThreadPoolExecutor(max_workers=WORKERS) as pool:
+        rendered = pool.submit(first)
         for batch in (lambda name: name != "00", lambda name: name == "00"):  # 00 reads what all others print
-            running = {pool.submit(run, path): path for path in order if batch(path.name[:2])}
+            running = {pool.submit(run, path, rendered): path for path in order if batch(path.name[:2])}
             for job in as_completed(running):
                 seconds, reason = job.result()
                 print(f"  {running[job].name:40s} {seconds:5.0f} s{'  FAILED' if reason else ''}", flush=True)
                 wrong |= {running[job].name: reason} if reason else {}
+    rendered.result()
     return wrong
 
 
@@ -71,11 +83,10 @@ def main():
         sentences, saved = [source for source, _ in load_corpus("toy").test[:3]], book_model()
         for source, output in zip(sentences, translate(saved.model, saved.tokenizer, sentences), strict=True):
             print(f"  {source}\n    -> {output}")
-        print(f"[book 2/4] the pages as they are stored: {site_build.build()}", flush=True)
     print(f"[book 3/4] copies of {len(chosen)} pages, with the outputs of this machine", flush=True)
-    wrong = run_pages(chosen)
+    wrong = run_pages(chosen, partial(render, 2)) if whole else run_pages(chosen)
     if whole:
-        print(f"[book 4/4] the pages as they came out here: {site_build.build()}", flush=True)
+        render(4)
     print(f"[book] {time.time() - begin:.0f} s", flush=True)
     for name, reason in wrong.items():
         print(f"[book] {name}: {reason}; its stored outputs are kept", flush=True)
