@@ -540,7 +540,12 @@ def process_group(name, timeout=600):
     device = check_device(f"cuda:{os.environ['LOCAL_RANK']}" if name.startswith("cuda") else name)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=timeout))
+    wait = timedelta(seconds=timeout)
+    store, rank, world = next(dist.rendezvous("env://", timeout=wait))
+    if os.environ.get("GROUP_WORLD_SIZE") == "1":  # one machine: what the dead wrote before a restart is still in the store
+        store = dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=wait)
     yield device
     dist.destroy_process_group()  # not after an error: that could mean to wait for those that are gone
 

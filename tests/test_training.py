@@ -717,6 +717,20 @@ def test_the_books_model_trained_anew_translates_as_well(tmp_path):
     assert abs(scores[0] - scores[1]) <= 0.05 and min(scores) >= 0.9, scores
 
 
+@pytest.mark.parametrize("machines, key", [(1, "3/address"), (2, "address")])
+def test_a_restarted_process_does_not_read_what_the_dead_have_written(monkeypatch, machines, key):
+    kept, groups = torch.distributed.HashStore(), []
+    for name, value in {"WORLD_SIZE": 2, "RANK": 1, "GROUP_WORLD_SIZE": machines, "TORCHELASTIC_RESTART_COUNT": 3}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr(training.dist, "rendezvous", lambda url, timeout: iter([(kept, 1, 2)]))
+    monkeypatch.setattr(training.dist, "init_process_group", lambda backend, **given: groups.append((backend, given)))
+    monkeypatch.setattr(training.dist, "destroy_process_group", lambda: None)
+    with training.process_group("cpu", 30):
+        (backend, given), = groups
+    given["store"].set("address", "here")
+    assert kept.check([key]) and (backend, given["rank"], given["world_size"], given["timeout"].seconds) == ("gloo", 1, 2, 30)
+
+
 def test_presets_of_the_book_give_at_most_a_million_parameters():
     model = Transformer(TransformerConfig(1000, **training.PRESETS["toy"][0]))  # more types than the corpus has
     assert sum(weight.numel() for weight in model.parameters()) <= 1_000_000

@@ -179,6 +179,7 @@ MUTATIONS = [
      '("steps", "label_smoothing", "save_every", "keep_last"', "training"),
     ("a run goes on with another seed", "training", '("steps", "save_every", "keep_last"', '("steps", "seed", "save_every", "keep_last"',
      "training"),
+    ("a restarted process reads the addresses of the dead", "training", 'os.environ.get("GROUP_WORLD_SIZE") == "1"', "False", "training"),
     ("the book's model computes in half precision", "training", "    saved.model.float()\n", "", "training"),
     ("the vocabulary is learnt before cleaning", "batches", "(pair for pair in clean if draw", "(pair for pair in corpus.train if draw",
      "batches"),
