@@ -25,12 +25,13 @@ from notebooks import EXECUTED, TRAINS, Stopped, execute, executed, normalise, p
 
 SHORT = ("01", "02", "03", "04")  # executed while the stored pages are rendered
 LONG = ("24", *TRAINS)  # begun next, so that no core waits for them at the end
+AT_FIRST = "; beside the first of them the pages as they are stored are rendered"
 WORKERS = min(4, os.cpu_count() or 1)  # one kernel a core
 
 
-def render(step):
+def render(what):
     """Render the site and say where it lies."""
-    print(f"[book {step}/4] the pages as they {'are stored' if step == 2 else 'came out here'}: {site_build.build()}", flush=True)
+    print(f"[book {what}: {site_build.build()}", flush=True)
 
 
 def run(path, rendered):
@@ -79,14 +80,14 @@ def main():
     begin, chosen, whole = time.time(), pages(sys.argv[1:]), not sys.argv[1:]
     ledger.read(pages())  # a claim that nothing checks is better found now than at the end
     if whole:
-        print("[book 1/4] the book's model translates three sentences that it never saw:", flush=True)
+        print("[book 1/3] the book's model translates three sentences that it never saw:", flush=True)
         sentences, saved = [source for source, _ in load_corpus("toy").test[:3]], book_model()
         for source, output in zip(sentences, translate(saved.model, saved.tokenizer, sentences), strict=True):
             print(f"  {source}\n    -> {output}")
-    print(f"[book 3/4] copies of {len(chosen)} pages, with the outputs of this machine", flush=True)
-    wrong = run_pages(chosen, partial(render, 2)) if whole else run_pages(chosen)
+    print(f"[book 2/3] copies of {len(chosen)} pages, with the outputs of this machine{AT_FIRST if whole else ''}", flush=True)
+    wrong = run_pages(chosen, partial(render, "2/3] the pages as they are stored")) if whole else run_pages(chosen)
     if whole:
-        render(4)
+        render("3/3] the pages as they came out here")
     print(f"[book] {time.time() - begin:.0f} s", flush=True)
     for name, reason in wrong.items():
         print(f"[book] {name}: {reason}; its stored outputs are kept", flush=True)
