@@ -212,6 +212,10 @@ def test_what_cannot_be_packed_is_refused():
     ids = torch.tensor([[3, 4, 0], [3, 0, 4]])
     with pytest.raises(ValueError, match="target, row 1, has padding before a token"):
         PackedPairs(ids[:, :1], ids)
+    with pytest.raises(ValueError, match="source, row 1, has padding before a token"):
+        PackedPairs(ids, ids[:, :1])
+    with pytest.raises(ValueError, match="target, row 1, has padding before a token"):
+        PackedPairs(ids[:, :1], torch.tensor([[3, 4, 1], [3, 1, 4]]), pad_id=1)
     with pytest.raises(ValueError, match="target holds 2 sentences, source 1"):
         PackedPairs(ids[:1], ids)
     attention, x = MultiHeadAttention(8, 2), torch.randn(1, 5, 8)
@@ -220,5 +224,7 @@ def test_what_cannot_be_packed_is_refused():
         attention(x, x, x, plan)
     with pytest.raises(ValueError, match="key has 2 rows of 4 tokens"):
         plan(None, torch.randn(1, 2, 4, 4), *torch.randn(2, 2, 2, 4, 4))
+    with pytest.raises(ValueError, match="value has 1 rows of 3 tokens"):
+        plan(None, *torch.randn(2, 1, 2, 4, 4), torch.randn(1, 2, 3, 4))
     with record_attention(attention), pytest.raises(ValueError, match="cannot be recorded"):
         attention(x[:, :4], x[:, :4], x[:, :4], plan)

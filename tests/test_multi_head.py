@@ -636,6 +636,13 @@ def test_rows_can_be_selected_before_there_are_any():
     assert cache.K is None and cache.length == 0
 
 
+@pytest.mark.parametrize("training", [False, True])
+def test_a_mask_that_does_not_fit_is_named_by_every_kernel(training):
+    layer, x = make().train(training), inputs((2, 3, 24))[0].detach()
+    with pytest.raises(ValueError, match=r"mask has shape \(5, 5\): expected one that broadcasts to"):
+        layer(x, x, x, torch.ones(5, 5, dtype=torch.bool))
+
+
 def test_a_cache_refuses_what_does_not_fit():
     layer, x, own = make(), inputs((2, 3, 24))[0].detach(), KeyValueCache(4)
     with torch.no_grad():

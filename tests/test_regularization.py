@@ -200,6 +200,16 @@ def test_chunks_are_exact_where_the_right_token_has_no_probability_left(largest)
     assert torch.allclose(*(torch.autograd.grad(one, logits)[0] for one in (loss, expected)), atol=1e-6)
 
 
+def test_the_sum_over_chunks_is_not_kept_in_half_precision():
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(1200, 8, requires_grad=True), torch.randn(900, 8, requires_grad=True)
+    target = torch.randint(1, 900, (1200,))
+    loss = LabelSmoothingLoss(0.1, reduction="sum").of_hidden(hidden.bfloat16(), weight.bfloat16(), target, chunk=500)
+    assert loss.dtype == torch.float32
+    exact = F.cross_entropy(hidden @ weight.T, target, label_smoothing=0.1, reduction="sum")
+    assert abs(loss - exact) < 1e-3 * exact
+
+
 def test_chunks_add_up_in_half_precision():
     torch.manual_seed(0)
     hidden, weight = torch.randn(1200, 8, requires_grad=True), torch.randn(900, 8, requires_grad=True)

@@ -368,6 +368,13 @@ def test_packed_is_the_same_as_padded(norm_first, positions):
     assert_close(model.embedding.project(hidden)[real], model(SOURCE, TARGET)[real], "logits in eval mode")
 
 
+def test_packed_names_what_is_refused():
+    model = Transformer(small())
+    for name, pair in (("source", (SOURCE.float(), TARGET)), ("target", (SOURCE, TARGET.float()))):
+        with pytest.raises(ValueError, match=f"^{name} is a tensor of torch.float32"):
+            model(*pair, packed=True)
+
+
 def test_packed_equals_pytorchs():
     config = small(N=2)
     ours = random_weights(Transformer(config))
