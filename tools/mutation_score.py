@@ -183,7 +183,7 @@ def report(modules, share, seed):
               "sample": {"share": share, "seed": seed}, "not mutated": NOT_MUTATED, "total": total, "equivalent": equivalent,
               "percent killed": round(100 * total["killed"] / max(1, total["run"]), 1),
               "percent killed of those that are not equivalent": round(100 * total["killed"] / max(1, total["run"] - equivalent), 1),
-              "modules": lines, "survivors": sorted(survivors, key=lambda s: (s["module"], s["was"], s["now"]))}
+              "by module": lines, "survivors": sorted(survivors, key=lambda s: (s["module"], s["was"], s["now"]))}
     (ROOT / "results" / "mutation_score.json").write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     print(f"{total['killed']} of {total['run']} killed ({result['percent killed']} %), {total['timeouts']} ran out of time, "
           f"{len(survivors)} left, {equivalent} of them equivalent")
