@@ -79,7 +79,7 @@ newstest: setup  ## train on the news, Tatoeba and Multi30k at hand, score newst
 	bash tools/newstest.sh
 
 bench: setup _build/bench/ready  ## speed beside its peers on a quiet machine: about half an hour, 6 minutes with BENCH=--quick (python -m benchmarks --help)
-	OMP_NUM_THREADS= GOMP_SPINCOUNT= _build/bench/venv/bin/python -m benchmarks $(BENCH)
+	env -u OMP_NUM_THREADS -u GOMP_SPINCOUNT _build/bench/venv/bin/python -m benchmarks $(BENCH)
 
 _build/bench/ready: .venv/ready pyproject.toml  # the peers, in an environment of their own that sees the packages of .venv
 	$(PYTHON) -m benchmarks.peers _build/bench/venv
