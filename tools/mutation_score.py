@@ -25,7 +25,7 @@ import tomllib
 from importlib.metadata import version
 from pathlib import Path
 
-from annotated.evaluation import code_digest, provenance
+from annotated.evaluation import changed_modules, code_digest, provenance
 from notebooks import ROOT
 
 WORK = ROOT / "_build" / "mutmut"
@@ -161,10 +161,16 @@ def reason(module, was, now, reasons):
 
 
 def report(modules, share, seed):
-    """Write results/mutation_score.json from what has been run."""
+    """Write results/mutation_score.json from what has been run, here or, for modules that were run elsewhere, before."""
     reasons = tomllib.loads((ROOT / "tools" / "survivors.toml").read_text(encoding="utf-8"))["survivor"]
-    lines, survivors = {}, []
+    path = ROOT / "results" / "mutation_score.json"
+    before, lines, survivors = read(path), {}, []
     for module in modules:
+        name = f"annotated/{module}.py"
+        if not (WORK / module).exists() and changed_modules({"modules": {name: before["modules"][name]}}) == []:
+            lines[module] = before["by module"][module]
+            survivors += [survivor for survivor in before["survivors"] if survivor["module"] == module]
+            continue
         folder = place(module)
         names, sample = chosen(folder, module, share, seed)
         found = outcomes(folder, module)
@@ -184,7 +190,7 @@ def report(modules, share, seed):
               "percent killed": round(100 * total["killed"] / max(1, total["run"]), 1),
               "percent killed of those that are not equivalent": round(100 * total["killed"] / max(1, total["run"] - equivalent), 1),
               "by module": lines, "survivors": sorted(survivors, key=lambda s: (s["module"], s["was"], s["now"]))}
-    (ROOT / "results" / "mutation_score.json").write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     print(f"{total['killed']} of {total['run']} killed ({result['percent killed']} %), {total['timeouts']} ran out of time, "
           f"{len(survivors)} left, {equivalent} of them equivalent")
 
