@@ -8,6 +8,7 @@ PYTHON := .venv/bin/python
 export OMP_NUM_THREADS ?= 1
 export GOMP_SPINCOUNT ?= 1000  # a thread that waits longer sleeps: beside other work it would keep the one it waits for off the processor
 export TOKENIZERS_PARALLELISM := false
+export PYTHONDONTWRITEBYTECODE :=  # images often set it: each of hundreds of processes would then compile the sources of torch anew, in three seconds
 
 help:  ## show the targets
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
