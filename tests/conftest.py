@@ -1,5 +1,6 @@
-"""Fixtures of the tests that need a browser, and the order in which several processes take the files: those that take longest first."""
+"""Fixtures of the tests that need a browser, and how processes share the work: the longest files first, a page of the site whole."""
 
+import pytest
 from browsing import browser, serve, site  # noqa: F401
 
 LONGEST = ["test_live", "test_site_hostile", "test_processes", "test_variations", "test_charts", "test_decoding", "test_training",
@@ -12,3 +13,19 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """With --dist=loadgroup one process takes all tests of a page of the site, and visits it once; other files stay whole.
+
+    pytest-xdist 3.8 has marks for this, whose groups it writes where pytest 9.2 does not look any more: they would be without effect.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class PageByPage(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            file, _, test = nodeid.partition("::")
+            return test.partition("[")[2] if file.endswith("test_site.py") else file
+
+    return PageByPage(config, log) if config.getvalue("dist") == "loadgroup" else None

@@ -31,7 +31,6 @@ ROOT = Path(__file__).parent.parent
 CODE = ROOT / "docs" / "_static" / "live"
 HOSTILE = ["<img src=x onerror=window.hit=1>", "</script><script>window.hit=1</script>", '"><svg onload=window.hit=1>', "javascript:hit=1",
            "\u202eThe dog", "The\u200fdog", "dog\x00", "${window.hit=1}", "__proto__", "constructor", "toString", "\ud800"]
-pytestmark = pytest.mark.xdist_group("live")  # several processes leave these to one, which makes what they share once
 
 # What the page is given
 

@@ -15,14 +15,8 @@ AXE = ROOT / "_build" / "axe" / "node_modules" / "axe-core" / "axe.min.js"
 PAGES = sorted(str(path.relative_to(SITE)) for path in SITE.rglob("*.html") if "_static" not in path.parts) or ["index.html"]
 CHARTS = [name for name in PAGES if (SITE / name).exists() and '<figure class="chart"' in (SITE / name).read_text()]
 
-
-def grouped(names):
-    """The names as parameters; of several processes one takes all tests of a page, and visits it once."""
-    return [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in names]
-
-
-every_page = pytest.mark.parametrize("name", grouped(PAGES))
-pages_with_charts = pytest.mark.parametrize("name", grouped(CHARTS) or [pytest.param(None, marks=pytest.mark.skip("no page has a chart"))])
+every_page = pytest.mark.parametrize("name", PAGES)
+pages_with_charts = pytest.mark.parametrize("name", CHARTS or [pytest.param(None, marks=pytest.mark.skip("no page has a chart"))])
 
 UNFOLD = "() => document.querySelectorAll('details:not(.listing)').forEach(details => { details.open = true })"
 # What scrolls, and no key reaches it. The page's scripts mark such boxes when it is loaded, resized or changed. This asks what they did

@@ -48,7 +48,6 @@ def hostile_site(tmp_path_factory):
     return folder / "site"
 
 
-@pytest.mark.xdist_group("hostile")
 @pytest.mark.parametrize("name", ["01_text.html", "02_html.html"])
 def test_hostile_tokens_are_shown_and_run_nothing(hostile_site, browser, serve, name):
     page = open_page(browser, serve(hostile_site), name)
