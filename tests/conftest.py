@@ -1,10 +1,27 @@
-"""Fixtures of the tests that need a browser, and how processes share the work: the longest files first, a page of the site whole."""
+"""Shapes enforced in all tests, fixtures of those that need a browser, and how processes share the work.
 
+The longest files come first, and one process takes all tests of a page of the site.
+"""
+
+from pathlib import Path
+
+import jaxtyping
 import pytest
-from browsing import browser, serve, site  # noqa: F401
+
+PACKAGE = Path(__file__).resolve().parent.parent / "annotated"
+with_shapes = [f"annotated.{path.stem}" for path in PACKAGE.glob("*.py") if "jaxtyping" in path.read_text(encoding="utf-8")]
+jaxtyping.install_import_hook(with_shapes, "beartype.beartype")  # before anything of the package is imported
+
+from browsing import browser, serve, site  # noqa: E402, F401
 
 LONGEST = ["test_live", "test_site_hostile", "test_processes", "test_variations", "test_charts", "test_decoding", "test_training",
            "test_benchmarks"]  # fmt: skip
+
+
+@pytest.fixture
+def unenforced(monkeypatch):
+    """As in use: shapes are not enforced, and a check written out has to find what is wrong."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 def pytest_configure(config):
