@@ -9,40 +9,34 @@ __all__ = ['TokenEmbedding']
 import math
 
 import torch
-from torch import nn
+from jaxtyping import Float, Int
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 # %% ../notebooks/04_embeddings_and_softmax.ipynb #5e90bd12
 class TokenEmbedding(nn.Module):
     """One matrix for the source embedding, the target embedding and the output projection (3.4).
 
-    `weight` is (vocab_size, d_model), drawn from N(0, 1/d_model), so that rows times sqrt(d_model) have unit variance.
+    `weight` is (vocab_size, d_model), drawn from N(0, 1/d_model), so that rows times sqrt(d_model)
+    have unit variance.
     """
 
     def __init__(self, vocab_size, d_model):
         super().__init__()
-        for name, value in (("vocab_size", vocab_size), ("d_model", d_model)):
-            if value < 1:
-                raise ValueError(f"{name}={value}: an embedding needs {name} of at least 1")
         self.weight = nn.Parameter(torch.randn(vocab_size, d_model) * d_model**-0.5)
 
-    def forward(self, ids):
-        """ids (any shape) int64 -> rows times sqrt(d_model), (*ids.shape, d_model). IndexError: an id out of range."""
-        if ids.dtype not in (torch.int64, torch.int32):
-            raise ValueError(f"ids have dtype {ids.dtype}, expected torch.int64: convert with ids.long()")
+    def forward(self, ids: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch d_model"]:
+        """The rows of these ids times sqrt(d_model). IndexError (on a CPU): an id out of range."""
         try:
-            rows = F.embedding(ids, self.weight)  # (..., d_model)
-        except IndexError as error:  # on a CPU; a GPU reports it later, and would have to stop to look
-            raise IndexError(
-                f"ids run from {ids.min()} to {ids.max()}, but vocab_size={self.weight.size(0)} allows 0 to "
-                f"{self.weight.size(0) - 1}: use the tokenizer this model was made for, or a larger vocab_size"
-            ) from error
-        return rows * math.sqrt(self.weight.size(1))
+            return F.embedding(ids, self.weight) * math.sqrt(self.weight.size(1))
+        except IndexError as error:
+            size = self.weight.size(0)
+            mend = "use the tokenizer this model was made for, or a larger vocab_size"
+            raise IndexError(f"ids run from {ids.min()} to {ids.max()}, but vocab_size={size} allows "
+                             f"0 to {size - 1}: {mend}") from error
 
-    def project(self, x):
-        """x (..., d_model) -> logits (..., vocab_size): the dot product with every row of the same matrix, unscaled."""
-        if x.size(-1) != self.weight.size(1):
-            raise ValueError(f"x has width {x.size(-1)}, expected d_model={self.weight.size(1)} in its last dimension")
+    def project(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch vocab_size"]:
+        """Logits: the dot product with every row of the same matrix, unscaled."""
         return x @ self.weight.T
 
     def extra_repr(self):

@@ -6,30 +6,25 @@
 __all__ = ['PositionwiseFeedForward']
 
 # %% ../notebooks/03_feed_forward.ipynb #97e93b16
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 # %% ../notebooks/03_feed_forward.ipynb #d8a07125
 class PositionwiseFeedForward(nn.Module):
     """max(0, x W_1 + b_1) W_2 + b_2, the same at every position (section 3.3).
 
-    d_ff: width of the hidden layer; dropout: share of hidden units zeroed while training (the paper's text has none).
-    ValueError if a width is below 1.
+    d_ff: width of the hidden layer; dropout: share of hidden units zeroed while training (the
+    paper's text has none).
     """
 
     def __init__(self, d_model, d_ff, dropout=0.0):
         super().__init__()
-        for name, number in (("d_model", d_model), ("d_ff", d_ff)):
-            if number < 1:
-                raise ValueError(f"{name}={number}: expected a whole number from 1 up")
-        self.d_model, self.d_ff = d_model, d_ff
         self.W_1 = nn.Linear(d_model, d_ff)
         self.W_2 = nn.Linear(d_ff, d_model)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x):
-        """x (..., d_model) -> (..., d_model). ValueError if x has another width."""
-        if x.size(-1) != self.d_model:
-            raise ValueError(f"x has shape {tuple(x.shape)}: expected (..., d_model={self.d_model})")
-        hidden = F.relu(self.W_1(x))           # (..., d_ff)
-        return self.W_2(self.dropout(hidden))  # (..., d_model)
+    def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        """Widen, keep what is positive, narrow."""
+        hidden = F.relu(self.W_1(x))  # (..., d_ff)
+        return self.W_2(self.dropout(hidden))

@@ -9,47 +9,38 @@ __all__ = ['TransformerConfig', 'Transformer']
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
 
-from .attention import surely_all
 from .embeddings import TokenEmbedding
-from .masking import PackedPairs, causal_mask, padding_mask
+from .masking import causal_mask, padding_mask
 from .positional import LearnedPositionalEmbedding, PositionalEncoding
 from .stacks import Decoder, Encoder
 
 # %% ../notebooks/08_transformer.ipynb #2fcf5654
-def _check_whole(name, value, least):
-    """Raise a ValueError unless `value` is a whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name}={value!r} will not do: give a whole number of at least {least}")
-
-
-def _check_rate(name, value):
-    """Raise a ValueError unless `value` is a probability of dropping, in [0, 1)."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
-        raise ValueError(f"{name}={value!r} is not a dropout rate: give a number from 0 up to, but not including, 1")
-
-# %% ../notebooks/08_transformer.ipynb #0eb6160f
 def _check_config(config):
-    """Raise a ValueError that names the first field of a `TransformerConfig` that will not do, and the mend."""
+    """Raise a ValueError that names the first field of a `TransformerConfig` that will not do."""
+
+    def need(name, fits, mend):
+        if not fits(getattr(config, name)):
+            raise ValueError(f"{name}={getattr(config, name)!r} will not do: give {mend}")
+
+    def whole(x):
+        return type(x) is int and x >= 1
+
     for name in ("vocab_size", "N", "d_model", "d_ff", "h", "max_length"):
-        _check_whole(name, getattr(config, name), 1)
+        need(name, whole, "a whole number of at least 1")
     for name in ("d_k", "d_v"):
-        if getattr(config, name) is not None:
-            _check_whole(name, getattr(config, name), 1)
-        elif config.d_model % config.h:
-            mend = f"choose an h that divides d_model, or give {name}"
-            raise ValueError(f"d_model={config.d_model} is not divisible by h={config.h}: {mend}")
+        need(name, lambda x: x is None or whole(x), "a whole number of at least 1, or None")
+        if getattr(config, name) is None and config.d_model % config.h:
+            raise ValueError(f"d_model={config.d_model} is not divisible by h={config.h}: "
+                             f"choose an h that divides d_model, or give {name}")
     for name in ("dropout", "attention_dropout", "feed_forward_dropout"):
-        _check_rate(name, getattr(config, name))
-    if not isinstance(config.norm_first, bool):
-        raise ValueError(f"norm_first={config.norm_first!r} will not do: give True (pre-norm) or False (post-norm)")
-    if config.positions not in ("sinusoidal", "learned"):
-        raise ValueError(f"positions={config.positions!r} is unknown: give 'sinusoidal' or 'learned'")
-    _check_whole("pad_id", config.pad_id, 0)
-    if config.pad_id >= config.vocab_size:
-        mend = f"give one below vocab_size={config.vocab_size}"
-        raise ValueError(f"pad_id={config.pad_id} is outside the vocabulary: {mend}")
+        need(name, lambda x: type(x) in (int, float) and 0 <= x < 1, "a rate from 0 to below 1")
+    need("norm_first", lambda x: type(x) is bool, "True (pre-norm) or False (post-norm)")
+    need("positions", lambda x: x in ("sinusoidal", "learned"), "'sinusoidal' or 'learned'")
+    need("pad_id", lambda x: type(x) is int and 0 <= x < config.vocab_size,
+         f"a whole number from 0 to below vocab_size={config.vocab_size}")
 
 # %% ../notebooks/08_transformer.ipynb #4c91e3b7
 @dataclass(frozen=True)
@@ -96,36 +87,15 @@ class TransformerConfig:
 def _check_ids(name, ids):
     """Raise a ValueError unless `ids` is a non-empty int64 tensor of shape (batch, length)."""
     if not isinstance(ids, torch.Tensor) or ids.dtype != torch.int64:
-        got = f"a tensor of {ids.dtype}" if isinstance(ids, torch.Tensor) else f"a {type(ids).__name__}"
-        raise ValueError(f"{name} is {got}: give token ids as a torch.int64 tensor (ids.long() makes one)")
-    if ids.dim() != 2:
-        mend = "ids.unsqueeze(0) makes a batch of one sentence" if ids.dim() == 1 else "one row per sentence"
-        raise ValueError(f"{name} has shape {tuple(ids.shape)}: give (batch, length); {mend}")
-    if not ids.numel():
-        mend = "give at least one sentence of at least one token"
-        raise ValueError(f"{name} is empty, of shape {tuple(ids.shape)}: {mend}")
-
-
-def _check_pair(source, target, memory, d_model, several=False):
-    """Raise a ValueError unless source, target and memory belong to as many sentences (or `several` targets to each)."""
-    _check_ids("source", source)
-    _check_ids("target", target)
-    if len(target) % len(source) if several else len(target) != len(source):
-        raise ValueError(f"target holds {len(target)} sentences, source {len(source)}: give as many of each")
-    if memory.shape != (*source.shape, d_model):
-        got, want = tuple(memory.shape), (*source.shape, d_model)
-        raise ValueError(f"memory has shape {got}, not {want}: give encode(source) for this very source")
-
-
-def _check_no_padding(real):
-    """Raise a ValueError if a step with a cache feeds padding (where real is False): later steps would take it for a word."""
-    if real is not None and not real.all():
-        raise ValueError("target holds padding, which a cache cannot hide from later steps: let rows that have ended "
-                         "leave the batch (DecoderCache.select)")
+        got = getattr(ids, "dtype", type(ids).__name__)
+        raise ValueError(f"{name} is of {got}: give token ids as torch.int64 (ids.long() makes them)")
+    if ids.dim() != 2 or not ids.numel():
+        raise ValueError(f"{name} has shape {tuple(ids.shape)}: give (batch, length), one row a "
+                         "sentence, at least one token (ids.unsqueeze(0) makes a batch of one)")
 
 # %% ../notebooks/08_transformer.ipynb #d4a3ec0f
 def _initialise(stack):
-    """Xavier-uniform matrices and zero biases for every linear map of a stack (a choice: the paper prints none)."""
+    """Xavier-uniform matrices and zero biases for every linear map of a stack (the paper prints none)."""
     for module in stack.modules():
         if isinstance(module, nn.Linear):
             nn.init.xavier_uniform_(module.weight)
@@ -134,77 +104,59 @@ def _initialise(stack):
 
 
 def _positions(config):
-    """The module that adds positions to embeddings, sinusoidal or learned (section 3.5), with its dropout."""
+    """The module that adds positions to embeddings, with its dropout (section 3.5)."""
     if config.positions == "learned":
         return LearnedPositionalEmbedding(config.max_length, config.d_model, config.dropout)
     return PositionalEncoding(config.d_model, config.dropout)
 
 # %% ../notebooks/08_transformer.ipynb #46f85f6d
-def _needed_mask(ids, pad_id):
-    """Ids (batch, length) -> which keys are not padding, (batch, 1, 1, length), or None where surely all are."""
-    mask = padding_mask(ids, pad_id)
-    return None if surely_all(mask) else mask
+_Source = Int[Tensor, "batch n"]
+_Target = Int[Tensor, "batch m"]
+_Memory = Float[Tensor, "batch n d_model"]
+_Real = Bool[Tensor, "batch 1 1 n"]
+_Hidden = Float[Tensor, "batch m d_model"]
 
 
-def _packed_hidden(model, source, target):
-    """What `model.decode` of `model.encode` gives, (batch, m, d_model), computed without padding; zeros in its places."""
-    _check_ids("source", source)
-    _check_ids("target", target)
-    pairs = PackedPairs(source, target, model.config.pad_id)
-    x = model.source_positions(model.embedding(pairs.source), pairs.source_places)  # (1, source tokens, d_model)
-    y = model.target_positions(model.embedding(pairs.target), pairs.target_places)  # (1, target tokens, d_model)
-    return pairs.unpack(model.decoder(y, model.encoder(x, pairs.source_mask), pairs.target_mask, pairs.memory_mask))
-
-# %% ../notebooks/08_transformer.ipynb #8afd9ecf
 class Transformer(nn.Module):
     """The encoder-decoder model of section 3, built from a `TransformerConfig`.
 
-    Ids are (batch, length) int64; the masks follow from `config.pad_id`. Raises ValueError for ids of another dtype
-    or shape, empty batches and unequal batch sizes, IndexError (on the CPU) for ids outside the vocabulary.
+    Ids are (batch, length) int64; the masks follow from `config.pad_id`. ValueError for ids of
+    another dtype or shape, empty batches and unequal batch sizes; IndexError (on a CPU) for ids
+    outside the vocabulary.
     """
 
     def __init__(self, config):
         super().__init__()
-        self.config = config
-        names = "d_k", "d_v", "dropout", "attention_dropout", "feed_forward_dropout", "norm_first"
-        options = {name: getattr(config, name) for name in names}
-        self.embedding = TokenEmbedding(config.vocab_size, config.d_model)
-        self.source_positions = _positions(config)
-        self.target_positions = _positions(config)
-        self.encoder = Encoder(config.N, config.d_model, config.h, config.d_ff, **options)
-        self.decoder = Decoder(config.N, config.d_model, config.h, config.d_ff, **options)
+        self.config = c = config
+        names = "d_k d_v dropout attention_dropout feed_forward_dropout norm_first".split()
+        options = {name: getattr(c, name) for name in names}
+        self.embedding = TokenEmbedding(c.vocab_size, c.d_model)
+        self.source_positions, self.target_positions = _positions(c), _positions(c)
+        self.encoder = Encoder(c.N, c.d_model, c.h, c.d_ff, **options)
+        self.decoder = Decoder(c.N, c.d_model, c.h, c.d_ff, **options)
         _initialise(self.encoder)
         _initialise(self.decoder)
 
-    def encode(self, source):
-        """Source ids (batch, n) -> memory (batch, n, d_model)."""
+    def encode(self, source: _Source) -> tuple[_Memory, _Real]:
+        """What the encoder makes of the source: (memory, memory_mask)."""
         _check_ids("source", source)
-        x = self.source_positions(self.embedding(source))  # (batch, n, d_model)
-        return self.encoder(x, _needed_mask(source, self.config.pad_id))
+        mask = padding_mask(source, self.config.pad_id)
+        return self.encoder(self.source_positions(self.embedding(source)), mask), mask
 
-    def decode(self, target, memory, source, cache=None):
-        """Target ids (batch, m), memory (batch, n, d_model) of source ids (batch, n) -> hidden (batch, m, d_model).
+    def decode(self, target: _Target, memory: _Memory, memory_mask: _Real) -> _Hidden:
+        """What the decoder makes of the target words so far, of a memory and of its mask."""
+        _check_ids("target", target)
+        if len(target) != len(memory):
+            raise ValueError(f"target holds {len(target)} sentences, source {len(memory)}: "
+                             "give as many of each")
+        causal = causal_mask(target.size(1), target.device)
+        mask = causal & padding_mask(target, self.config.pad_id)  # (batch, 1, m, m)
+        return self.decoder(self.target_positions(self.embedding(target)), memory, mask, memory_mask)
 
-        With a `DecoderCache`, `target` holds only the tokens after those that the cache has seen, and no padding; after
-        the first step it may have several rows, side by side, for each one of source and memory.
-        """
-        _check_pair(source, target, memory, self.config.d_model, several=cache is not None)
-        start, real = 0, _needed_mask(target, self.config.pad_id)
-        if cache is not None:
-            _check_no_padding(real)
-            start, real = cache.length, None
-        mask = None  # for a single new token, which may attend to all that the cache holds
-        if cache is None or target.size(1) > 1:
-            mask = causal_mask(start + target.size(1), target.device)[start:]  # (m, start + m)
-            mask = mask if real is None else mask & real  # (batch, 1, m, m)
-        x = self.target_positions(self.embedding(target), start)  # (batch, m, d_model)
-        return self.decoder(x, memory, mask, _needed_mask(source, self.config.pad_id), cache=cache)
+    def hidden(self, source: _Source, target: _Target) -> _Hidden:
+        """`forward` without the last product, for losses that make it themselves."""
+        return self.decode(target, *self.encode(source))
 
-    def forward(self, source, target, project=True, packed=False):
-        """Source ids (batch, n), target ids (batch, m) -> logits (batch, m, vocab_size) of each next token.
-
-        With `project=False` the hidden vectors (batch, m, d_model) before the last product, for a loss that makes it itself.
-        With `packed=True` no padding is computed with, and what stands in its places is 0; it must follow the sentences.
-        """
-        hidden = _packed_hidden(self, source, target) if packed else self.decode(target, self.encode(source), source)
-        return self.embedding.project(hidden) if project else hidden
+    def forward(self, source: _Source, target: _Target) -> Float[Tensor, "batch m vocab_size"]:
+        """The logits of each next token."""
+        return self.embedding.project(self.hidden(source, target))

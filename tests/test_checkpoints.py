@@ -303,7 +303,7 @@ def test_any_flipped_bit_is_noticed(saved, name, place, bit):
         ("model.safetensors", lambda folder: b"", "file model.safetensors: not a safetensors file"),
     ],
 )
-def test_foreign_contents_with_a_right_digest_are_named(saved, name, make, match):
+def test_foreign_contents_with_a_right_digest_are_named(saved, name, make, match, unenforced):
     forge(saved, name, make(saved))
     with pytest.raises(ValueError, match=f"checkpoint .*saved, {match}.*restore the folder"):
         load_checkpoint(saved)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jaxtyping import TypeCheckError
 from torch import nn
 
 from annotated.feed_forward import PositionwiseFeedForward
@@ -124,10 +125,17 @@ def test_dropout_falls_on_the_hidden_units_and_only_while_training():
     assert (outputs == 0).sum() == 0  # the output itself is not dropped here
 
 
-def test_bad_input_is_named():
-    with pytest.raises(ValueError, match=r"x has shape \(2, 3, 5\): expected \(\.\.\., d_model=6\)"):
+def test_another_width_is_refused():
+    with pytest.raises(RuntimeError, match="6x5 and 6x16"):
         make()(torch.zeros(2, 3, 5).double())
-    with pytest.raises(ValueError, match="d_ff=0: expected a whole number from 1 up"):
-        PositionwiseFeedForward(6, 0)
+
+
+def test_no_axis_at_all_and_whole_numbers_are_refused():
+    for x in (torch.zeros(()).double(), torch.zeros(2, 3, 6, dtype=torch.int64)):
+        with pytest.raises(TypeCheckError, match="typechecking parameter 'x'"):
+            make()(x)
+
+
+def test_an_impossible_share_of_dropout_is_refused():
     with pytest.raises(ValueError, match="dropout"):
         PositionwiseFeedForward(6, 8, dropout=1.5)

@@ -1,6 +1,5 @@
 """Multi-head attention against nn.MultiheadAttention, a loop over heads, and the paper's claims."""
 
-import contextlib
 import copy
 import pickle
 
@@ -8,12 +7,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jaxtyping import TypeCheckError
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from annotated import multi_head
-from annotated.multi_head import KeyValueCache, MultiHeadAttention, head_widths, record_attention
+from annotated import fast
+from annotated.attention import scaled_dot_product_attention
+from annotated.multi_head import MultiHeadAttention, record_attention
+from annotated.transformer import Transformer, TransformerConfig
 
 EXACT = {"rtol": 0, "atol": 1e-9}
 
@@ -32,17 +34,22 @@ def random_mask(*shape, seed=2):
     return torch.rand(*shape, generator=torch.Generator().manual_seed(seed)) < 0.7
 
 
+def widths(layer):
+    """(d_k, d_v), from the stored matrices."""
+    return layer.W_Q.out_features // layer.h, layer.W_V.out_features // layer.h
+
+
 def one_head_after_the_other(layer, query, key, value, mask):
     """The equation of section 3.2.2 with indices, from the rows of the stored matrices; mask (batch, h, q, k)."""
-    batch, heads = query.size(0), []
+    batch, heads, (d_k, d_v) = query.size(0), [], widths(layer)
     for i in range(layer.h):
-        k_rows = slice(i * layer.d_k, (i + 1) * layer.d_k)
-        v_rows = slice(i * layer.d_v, (i + 1) * layer.d_v)
+        k_rows = slice(i * d_k, (i + 1) * d_k)
+        v_rows = slice(i * d_v, (i + 1) * d_v)
         Q, K = query @ layer.W_Q.weight[k_rows].T, key @ layer.W_K.weight[k_rows].T
         V = value @ layer.W_V.weight[v_rows].T
         outputs = []
         for n in range(batch):
-            exponentials = (Q[n] @ K[n].T / layer.d_k**0.5).exp() * mask[n, i]
+            exponentials = (Q[n] @ K[n].T / d_k**0.5).exp() * mask[n, i]
             weights = exponentials / exponentials.sum(-1, keepdim=True).clamp(min=1e-300)
             outputs.append(weights @ V[n])
         heads.append(torch.stack(outputs))
@@ -54,7 +61,7 @@ def one_head_after_the_other(layer, query, key, value, mask):
 
 def pytorchs(layer):
     """nn.MultiheadAttention with the same weights (it has one width for all heads and no other)."""
-    theirs = nn.MultiheadAttention(layer.d_model, layer.h, bias=False, batch_first=True).double()
+    theirs = nn.MultiheadAttention(layer.W_Q.in_features, layer.h, bias=False, batch_first=True).double()
     stacked = torch.cat([layer.W_Q.weight, layer.W_K.weight, layer.W_V.weight])
     theirs.load_state_dict({"in_proj_weight": stacked, "out_proj.weight": layer.W_O.weight})
     return theirs
@@ -108,7 +115,7 @@ def test_output_gradients_and_weights_equal_pytorchs_module(use, recording):
 @pytest.mark.parametrize("recording", [False, True])
 def test_widths_of_their_own_agree_with_a_loop_over_heads(d_k, d_v, recording):
     layer = make(d_k=d_k, d_v=d_v)
-    assert (layer.d_k, layer.d_v) == (d_k or 6, d_v or 6)
+    assert widths(layer) == (d_k or 6, d_v or 6)
     query, key, value = inputs((2, 5, 24), (2, 7, 24), (2, 7, 24))
     mask = random_mask(2, 4, 5, 7)
     mask[1, 2, 3] = False
@@ -121,8 +128,8 @@ def test_widths_of_their_own_agree_with_a_loop_over_heads(d_k, d_v, recording):
     torch.testing.assert_close(output, expected, **EXACT)
 
 
-@pytest.mark.parametrize("shape", [(7,), (5, 7), (1, 1, 1, 7), (2, 1, 1, 7), (2, 1, 5, 7), (1, 4, 5, 1), (2, 4, 5, 7)])
-def test_masks_broadcast_alike_on_both_paths(shape):
+@pytest.mark.parametrize("shape", [(5, 7), (1, 7), (1, 1, 1, 7), (2, 1, 1, 7), (2, 1, 5, 7), (1, 4, 5, 1), (2, 4, 5, 7)])
+def test_masks_broadcast_alike_recorded_or_not(shape):
     layer = make()
     query, key = inputs((2, 5, 24), (2, 7, 24))
     mask = random_mask(*shape)
@@ -134,7 +141,7 @@ def test_masks_broadcast_alike_on_both_paths(shape):
 
 def test_splitting_puts_each_positions_numbers_into_its_own_row():
     layer = MultiHeadAttention(6, 3)
-    x = torch.arange(24).view(1, 4, 6)
+    x = torch.arange(24.0).view(1, 4, 6)
     split = layer.split(x)
     assert split.shape == (1, 3, 4, 2)
     for head in range(3):
@@ -142,13 +149,13 @@ def test_splitting_puts_each_positions_numbers_into_its_own_row():
             assert split[0, head, position].tolist() == [6 * position + 2 * head, 6 * position + 2 * head + 1]
 
 
-# Both paths: one function
+# Masks, dropout, and the steps by themselves
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(
     not torch.cuda.is_available(), reason="no GPU"))])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_c9_a_row_with_nothing_to_attend_to_gives_zeros_on_both_paths(device, dtype):
+def test_c9_a_row_with_nothing_to_attend_to_gives_zeros_recorded_or_not(device, dtype):
     layer = make(d_model=64, h=4).to(device, dtype)
     mask = random_mask(3, 1, 6, 6).to(device)
     mask[0, 0, 2], mask[2] = False, False  # one query; a sentence that is nothing but padding
@@ -164,8 +171,8 @@ def test_c9_a_row_with_nothing_to_attend_to_gives_zeros_on_both_paths(device, dt
         assert (output[0, 2] == 0).all() and (output[2] == 0).all()
         assert output.isfinite().all() and x.grad.isfinite().all() and (x.grad[2] == 0).all()
         results.append((output, x.grad))
-    tolerance = EXACT if dtype == torch.float64 else {"rtol": 0, "atol": 16 * torch.finfo(dtype).eps}
-    torch.testing.assert_close(results[0][0], results[1][0], **tolerance)
+    for silent, watched in zip(*results, strict=True):
+        assert torch.equal(silent, watched)
 
 
 def test_gradient_by_finite_differences():
@@ -174,7 +181,7 @@ def test_gradient_by_finite_differences():
     assert torch.autograd.gradcheck(lambda q, k, v: layer(q, k, v, mask), inputs((1, 3, 4), (1, 3, 4), (1, 3, 4)))
 
 
-def test_dropout_only_while_training_and_on_both_paths():
+def test_dropout_only_while_training():
     layer = make(dropout=0.5)
     x = inputs((2, 6, 24))[0].detach()
     layer.eval()
@@ -193,18 +200,17 @@ def test_dropout_only_while_training_and_on_both_paths():
     assert ((outputs.mean(0) - still[0]).abs() < 5 * outputs.std(0) / 4000**0.5).all()  # the mean is kept
 
 
-def test_long_training_drops_weights_in_the_fused_function_too(monkeypatch):
-    layer, n = make(dropout=0.25), 300  # on a processor the fused function trains from 257 keys up
-    fused, calls = F.scaled_dot_product_attention, []
-    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **k: calls.append(1) or fused(*a, **k))
-    Q, K = (x.detach() for x in inputs((1, 4, n, 6), (1, 4, n, 6)))
-    each = torch.eye(n, dtype=torch.float64).expand(1, 4, n, n)  # with these values the outputs are the weights
-    torch.manual_seed(0)
-    dropped, whole = layer.train().attend(Q, K, each), layer.eval().attend(Q, K, each)
-    assert len(calls) == 2 and (whole > 0).all()
-    gone = dropped == 0
-    assert abs(gone.double().mean() - 0.25) < 5 * (0.25 * 0.75 / gone.numel()) ** 0.5
-    torch.testing.assert_close(dropped[~gone], whole[~gone] / 0.75, rtol=1e-9, atol=0)  # the others make up for it
+def test_the_steps_in_a_row_are_the_layer_and_several_rows_may_ask_the_same_keys():
+    layer, (query, memory) = make(d_k=3, d_v=5), inputs((6, 2, 24), (3, 7, 24))
+    mask = random_mask(3, 1, 1, 7)
+    K, V = layer.keys_and_values(memory, 2 * memory)
+    assert layer.queries(query).shape == (6, 4, 2, 3) and K.shape == (3, 4, 7, 3) and V.shape == (3, 4, 7, 5)
+    each = memory.repeat_interleave(2, dim=0)  # rows 0 and 1 ask sentence 0, 2 and 3 ask 1, …
+    expected = layer(query, each, 2 * each, mask.repeat_interleave(2, dim=0))
+    together = layer.output(layer.attend(layer.queries(query.reshape(3, 4, 24)), K, V, mask))
+    torch.testing.assert_close(together.view(6, 2, 24), expected, **EXACT)
+    alone = layer.queries(query), *layer.keys_and_values(each, 2 * each)
+    assert all(torch.equal(a, b) for a, b in zip(alone, layer.project(query, each, 2 * each), strict=True))
 
 
 # Recording
@@ -251,28 +257,33 @@ def test_recorded_weights_are_those_of_each_head_and_sentence():
             torch.testing.assert_close(weights[""][n, i], scores.softmax(-1).detach(), **EXACT)
 
 
-def recorders(model):
-    return [m.recorder for m in model.modules() if isinstance(m, MultiHeadAttention)]
+def parts(model):
+    return [m.attention for m in model.modules() if isinstance(m, MultiHeadAttention)]
 
 
 def test_nothing_is_recorded_or_kept_outside_the_block():
     model = Pair()
     x, memory = inputs((1, 5, 24), (1, 7, 24))
-    attributes = {name: set(vars(m)) for name, m in model.named_modules()}
+    own, modules = parts(model), list(model.named_modules())
+    attributes = {name: set(vars(m)) for name, m in modules}
     with record_attention(model) as weights:
         pass
     model(x, memory)
-    assert weights == {} and recorders(model) == [None, None]
-    assert {name: set(vars(m)) for name, m in model.named_modules()} == attributes
-    assert not [name for name, value in vars(model.first["self_attention"]).items() if isinstance(value, torch.Tensor)]
+    with record_attention(model):
+        model(x, memory)
+    assert weights == {} and all(a is b for a, b in zip(parts(model), own, strict=True))
+    assert list(model.named_modules()) == modules and {name: set(vars(m)) for name, m in modules} == attributes
+    assert not [m for _, m in modules for value in vars(m).values() if isinstance(value, torch.Tensor)]
+    assert not any(m._forward_hooks or m._forward_pre_hooks for _, m in modules)
 
 
 def test_an_exception_inside_the_block_ends_the_recording():
     model = Pair()
     x, memory = inputs((1, 5, 24), (1, 7, 24))
+    own = parts(model)
     with pytest.raises(ZeroDivisionError), record_attention(model) as weights:
         raise ZeroDivisionError
-    assert recorders(model) == [None, None]
+    assert all(a is b for a, b in zip(parts(model), own, strict=True))
     model(x, memory)
     assert weights == {}
 
@@ -280,6 +291,7 @@ def test_an_exception_inside_the_block_ends_the_recording():
 def test_nested_blocks_both_record_and_the_outer_goes_on():
     model = Pair()
     x, memory = inputs((1, 5, 24), (1, 7, 24))
+    own = parts(model)
     with record_attention(model) as outer:
         with record_attention(model.first) as inner:
             model(x, memory)
@@ -289,119 +301,148 @@ def test_nested_blocks_both_record_and_the_outer_goes_on():
         model(2 * x, memory)
         assert not torch.equal(outer["first.self_attention"], first), "the last call counts"
         assert torch.equal(inner["self_attention"], first), "the inner block has ended"
-    assert recorders(model) == [None, None]
+        with pytest.raises(ZeroDivisionError), record_attention(model.first) as failing:
+            model(3 * x, memory)
+            raise ZeroDivisionError
+        third = outer["first.self_attention"]
+        assert torch.equal(failing["self_attention"], third)
+        model(x, memory)
+        assert torch.equal(outer["first.self_attention"], first), "the outer block goes on after an error in the inner"
+        assert torch.equal(failing["self_attention"], third)
+    assert all(a is b for a, b in zip(parts(model), own, strict=True))
 
 
-def test_only_the_recorded_path_forms_the_weights(monkeypatch):
-    layer = make()
-    x = inputs((1, 5, 24))[0]
-    fused, calls = F.scaled_dot_product_attention, []
-    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **k: calls.append(1) or fused(*a, **k))
-    layer.eval()(x, x, x)
-    assert len(calls) == 1
-    with record_attention(layer):
-        layer(x, x, x)
-    assert len(calls) == 1
-    layer(x, x, x)
-    assert len(calls) == 2
+def test_a_layer_that_runs_twice_or_lies_at_two_paths_has_one_entry_with_its_last_weights():
+    layer, (x, y) = make(), inputs((1, 5, 24), (1, 6, 24))
+    model = nn.ModuleDict({"here": layer, "there": layer})
+    with record_attention(layer) as expected:
+        layer(y, y, y)
+    with record_attention(model) as weights:
+        model["here"](x, x, x)
+        model["there"](y, y, y)
+    assert list(weights) == ["here"] and torch.equal(weights["here"], expected[""])
 
 
-@pytest.mark.parametrize(("rows", "queries", "dtype", "d_k", "threads", "explicit"), [
-    (32, 1, torch.bfloat16, 64, 2, True), (31, 1, torch.bfloat16, 64, 2, False), (32, 2, torch.bfloat16, 64, 2, False),
-    (32, 1, torch.float32, 64, 2, False), (32, 1, torch.bfloat16, 32, 2, False), (32, 1, torch.bfloat16, 64, 1, False),
-    (64, 1, torch.bfloat16, 40, 2, True), (64, 1, torch.bfloat16, 32, 2, False),
-])
-def test_a_step_for_many_rows_in_bf16_takes_a_path_of_its_own_and_gives_the_same(
-    rows, queries, dtype, d_k, threads, explicit, monkeypatch
-):
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("purpose", [None, "train", "translate"])
+def test_dropout_follows_the_mode_while_recording_and_the_mode_outlives_the_block(purpose, training):
+    model = nn.ModuleList([make(dropout=0.5)])
+    x = inputs((2, 6, 24))[0].detach()
+    if purpose is not None:
+        fast.prepare(model, purpose)
+    (own,) = parts(model)
+    model.train(training)
+
+    def drops():
+        torch.manual_seed(0)
+        model[0](x, x, x)
+        return bool((weights["0"] == 0).any())
+
+    with record_attention(model) as weights:
+        assert drops() == training
+        model.train(not training)
+        assert drops() == (not training)
+    assert parts(model) == [own] and own.training != training
+    assert torch.equal(model[0](x, x, x), model[0](x, x, x)) == training, "no dropout in eval mode"
+
+
+def small_model():
     torch.manual_seed(0)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    layer = MultiHeadAttention(128, 2, d_k=d_k).to(dtype).eval()
-    fused, calls = F.scaled_dot_product_attention, []
-    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **k: calls.append(1) or fused(*a, **k))
-    Q, K, V = torch.randn(rows, 2, queries, d_k).to(dtype), *(torch.randn(rows, 2, 9, d_k).to(dtype) for _ in range(2))
-    mask = torch.rand(rows, 1, 1, 9) < 0.7
-    mask[0] = False  # a row with nothing to attend to
-    for some in (None, mask):
-        calls.clear()
-        heads = layer.attend(Q, K, V, some)
-        assert len(calls) == (0 if explicit else 1) and heads.dtype == dtype
-        expected = fused(Q.double(), K.double(), V.double(), some)
-        close = {torch.float32: 1e-5, torch.bfloat16: 0.03}[dtype]
-        assert torch.allclose(heads.double(), torch.zeros_like(expected).where(expected.isnan(), expected), rtol=0, atol=close)
+    config = TransformerConfig.tiny(30, d_model=24, d_ff=32, h=4, d_k=3, attention_dropout=0.3)
+    return Transformer(config).eval(), torch.tensor([[5, 6, 7, 2], [8, 9, 2, 0]]), torch.tensor([[1, 4, 5], [1, 7, 0]])
 
 
-def test_a_step_with_many_keys_stays_with_the_fused_function(monkeypatch):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    layer = MultiHeadAttention(128, 2).bfloat16().eval()
-    once = []
-    monkeypatch.setattr(multi_head, "attend_once", lambda *_: once.append(1))
-    for keys in (128, 129):
-        layer.attend(*(torch.randn(32, 2, n, 64).bfloat16() for n in (1, keys, keys)))
-    assert once == [1]
+@pytest.mark.parametrize("purpose", ["train", "translate"])
+def test_a_prepared_model_is_recorded_as_the_plain_one_and_is_fast_again_afterwards(purpose):
+    model, source, target = small_model()
+    with record_attention(model) as expected:
+        plain = model(source, target)
+    own = parts(fast.prepare(model, purpose))
+    assert all(type(part) is fast.QuickAttention for part in own) and len(own) == 6
+    with record_attention(model) as weights:
+        with record_attention(model.decoder) as inner:
+            logits = model(source, target)
+    assert all(a is b for a, b in zip(parts(model), own, strict=True))
+    assert weights.keys() == expected.keys() and len(inner) == 4
+    for path, w in expected.items():
+        torch.testing.assert_close(weights[path], w, rtol=0, atol=1e-6)
+    assert all(torch.equal(w, weights["decoder." + path]) for path, w in inner.items())
+    for other in (logits, model(source, target)):
+        torch.testing.assert_close(other, plain, rtol=0, atol=1e-5)
+    assert len(weights) == 6, "nothing came after the block"
 
 
-def test_a_step_with_few_narrow_keys_stays_with_the_fused_function(monkeypatch):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    for d_k, keys, taken in ((32, 32, False), (32, 33, True), (33, 32, True), (33, 33, True)):
-        query, key = torch.zeros(32, 4, 1, d_k).bfloat16(), torch.zeros(32, 4, keys, d_k).bfloat16()
-        assert multi_head.is_step(query, key) == taken
+class Blind(nn.Module):
+    """PyTorch's fused function, which does not show its weights."""
+
+    def forward(self, Q, K, V, mask=None):
+        return F.scaled_dot_product_attention(Q, K, V, mask), None
 
 
-@pytest.mark.parametrize("widths", [(None, None), (3, 5)])
-def test_training_in_half_precision_projects_one_input_in_one_product(widths, monkeypatch):
-    torch.manual_seed(0)
-    layer, x = MultiHeadAttention(24, 4, *widths), torch.randn(2, 5, 24)
-    product, found, calls = F.linear, {}, []
-    monkeypatch.setattr(F, "linear", lambda *a, **k: calls.append(1) or product(*a, **k))
-    cases = {"one": (True, True, (x, x)), "three": (True, True, (x.clone(), x.clone())), "mixed": (True, True, (x, x.clone())),
-             "fp32": (False, True, (x, x)), "eval": (True, False, (x, x))}
-    for name, (low, training, others) in cases.items():
-        calls.clear()
-        with torch.autocast("cpu", torch.bfloat16, enabled=low):
-            result = layer.train(training)(x, *others)
-        found[name] = result.float(), *torch.autograd.grad(result.float().square().sum(), list(layer.parameters()))
-        assert len(calls) == (2 if name == "one" else 4), name
-    for one, three in zip(found["one"], found["three"], strict=True):
-        assert (one - three).norm() < 0.01 * three.norm()
-    for low, exact in zip(found["one"], found["fp32"], strict=True):
-        assert (low - exact).norm() < 0.02 * exact.norm()
+def test_a_part_that_makes_no_weights_is_refused_once_it_runs_and_only_then():
+    model = Pair()
+    x, memory = inputs((1, 5, 24), (1, 7, 24))
+    last = model.layers[0]["cross_attention"]
+    last.attention, before = Blind(), model(x, memory)
+    torch.testing.assert_close(model(x, memory), before, **EXACT)
+    with record_attention(model) as weights:
+        with pytest.raises(ValueError, match=r"^layers\.0\.cross_attention: Blind makes no weights: nothing to record"):
+            model(x, memory)
+    assert list(weights) == ["first.self_attention"] and type(last.attention) is Blind
+    with record_attention(last), pytest.raises(ValueError, match="^the layer: Blind makes no weights"):
+        last(x, memory, memory)
 
 
-@pytest.mark.parametrize("widths", [(None, None), (3, 5)])
-def test_three_projections_in_one_are_the_same(widths):
-    layer, x = MultiHeadAttention(24, 4, *widths).double(), torch.randn(2, 5, 24, dtype=torch.float64)
-    other, before = torch.randn(2, 5, 24, dtype=torch.float64), layer(x, x, x)
-    crossed = layer(x, other, other)
-    layer.joined = torch.nn.Linear(24, sum(W.out_features for W in (layer.W_Q, layer.W_K, layer.W_V)), bias=False).double()
-    with torch.no_grad():
-        layer.joined.weight.copy_(torch.cat([layer.W_Q.weight, layer.W_K.weight, layer.W_V.weight]))
-    torch.testing.assert_close(layer(x, x, x), before, **EXACT)
-    torch.testing.assert_close(layer(x, other, other), crossed, **EXACT)
-    torch.nn.init.zeros_(layer.joined.weight)
-    assert (layer(x, x, x) == 0).all() and (layer(x, other, other) != 0).any(), "only one input has three in one"
+class Rotary(nn.Module):
+    """Pairs of numbers of Q and K turned by angles that grow with the position (Su et al., 2021)."""
+
+    def turn(self, x):
+        angles = torch.arange(x.size(-2))[:, None] * 10_000.0 ** -(torch.arange(0, x.size(-1), 2).to(x) / x.size(-1))
+        even, odd = x[..., 0::2], x[..., 1::2]
+        return torch.stack([even * angles.cos() - odd * angles.sin(), even * angles.sin() + odd * angles.cos()], dim=-1).flatten(-2)
+
+    def forward(self, Q, K, V, mask=None):
+        return scaled_dot_product_attention(self.turn(Q), self.turn(K), V, mask)
 
 
-def test_short_training_on_a_processor_takes_the_explicit_path_and_gives_the_same(monkeypatch):
-    layer = make()
-    fused, calls = F.scaled_dot_product_attention, []
-    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **k: calls.append(1) or fused(*a, **k))
-    for length, kind, expected in ((5, torch.float64, 0), (257, torch.float64, 1), (1024, torch.bfloat16, 0), (1025, torch.bfloat16, 1)):
-        x = inputs((2, length, 24))[0].to(kind)
-        layer.to(kind)
-        mask = torch.ones(length, length, dtype=torch.bool).tril()
-        outputs, gradients = [], []
-        for training in (True, False):  # without dropout the mode makes no other difference
-            calls.clear()
-            layer.train(training).zero_grad()
-            outputs.append(layer(x, x, x, mask))
-            outputs[-1].square().sum().backward()
-            gradients.append([p.grad.clone() for p in layer.parameters()])
-            assert len(calls) == (expected if training else 1)
-        bound = 1e-9 if kind == torch.float64 else 2**-6  # 8 significant bits, and some sums
-        assert torch.allclose(*outputs, rtol=0, atol=bound)
-        for ours, other in zip(*gradients, strict=True):
-            assert (ours - other).norm() <= bound * (1e-3 + other.norm())
+def rotary_by_complex_numbers(layer, x, mask):
+    """Weights (batch, h, n, n) and output: the score of m and n is Re Σ q_j k̄_j exp(i (m - n) θ_j) / √d_k."""
+    (d_k, d_v), n = widths(layer), x.size(1)
+    Q, K = (torch.view_as_complex(W(x).detach().view(*x.shape[:2], layer.h, -1, 2)) for W in (layer.W_Q, layer.W_K))
+    theta = torch.tensor([10_000 ** (-2 * j / d_k) for j in range(d_k // 2)], dtype=torch.float64)
+    places = torch.arange(n)
+    turns = torch.polar(torch.ones(()).double(), (places[:, None] - places)[..., None] * theta)  # (n, n, d_k / 2)
+    scores = torch.einsum("bmhj,bnhj,mnj->bhmn", Q, K.conj(), turns).real / d_k**0.5
+    weights = scores.masked_fill(~mask, -torch.inf).softmax(-1)
+    heads = torch.einsum("bhmn,bnhd->bmhd", weights, layer.W_V(x).view(*x.shape[:2], layer.h, d_v))
+    return weights, heads.flatten(2) @ layer.W_O.weight.T
+
+
+@pytest.mark.parametrize("purpose", [None, "train", "translate"])
+def test_another_part_takes_its_place_and_is_recorded(purpose):
+    model, x, mask = nn.ModuleList([make(d_k=8, d_v=5)]).eval(), inputs((2, 6, 24))[0].detach(), torch.ones(6, 6).tril() > 0
+    usual = model[0](x, x, x, mask)
+    model[0].attention = Rotary()
+    if purpose is not None:
+        fast.prepare(model, purpose)
+    weights, output = rotary_by_complex_numbers(model[0], x, mask)
+    with record_attention(model) as recorded:
+        torch.testing.assert_close(model[0](x, x, x, mask), output, **EXACT)
+    torch.testing.assert_close(recorded["0"], weights, **EXACT)
+    torch.testing.assert_close(model[0](x, x, x, mask), output, **EXACT)
+    assert not torch.allclose(output, usual) and type(model[0].attention) is Rotary
+
+
+def test_layers_that_share_one_part_are_recorded_each_by_itself():
+    model = Pair()
+    model.first["self_attention"].attention = model.layers[0]["cross_attention"].attention = Rotary()
+    x, memory = inputs((1, 5, 24), (1, 7, 24))
+    with record_attention(model) as weights:
+        model(x, memory)
+    assert {path: tuple(w.shape) for path, w in weights.items()} == {
+        "first.self_attention": (1, 4, 5, 5),
+        "layers.0.cross_attention": (1, 2, 5, 7),
+    }
 
 
 def test_a_model_can_be_copied_pickled_and_saved():
@@ -531,9 +572,7 @@ def test_recorded_rows_sum_to_1_and_obey_the_mask(h, n, m, seed):
     [
         ({"d_model": 10, "h": 3}, "d_model=10 is not divisible by h=3: choose another h, or give both d_k and d_v"),
         ({"d_model": 10, "h": 3, "d_k": 4}, "d_model=10 is not divisible by h=3"),
-        ({"d_model": 10, "h": 0}, "h=0: expected a whole number from 1 up"),
-        ({"d_model": 10, "h": 2, "d_k": 0}, "d_k=0: expected a whole number from 1 up"),
-        ({"d_model": -8, "h": 2}, "d_model=-8: expected"),
+        ({"d_model": 10, "h": 3, "d_v": 4}, "d_model=10 is not divisible by h=3"),
     ],
 )
 def test_bad_widths_are_named(options, message):
@@ -542,113 +581,45 @@ def test_bad_widths_are_named(options, message):
 
 
 def test_widths_given_need_no_divisibility():
-    assert head_widths(10, 3, d_k=4, d_v=5) == (4, 5)
     layer = MultiHeadAttention(10, 3, d_k=4, d_v=5)
+    assert widths(layer) == (4, 5)
     assert layer(*[torch.zeros(2, 6, 10)] * 3).shape == (2, 6, 10)
 
 
-@pytest.mark.parametrize("recording", [False, True])
+def call(shapes, mask=None):
+    layer, sizes = MultiHeadAttention(24, 4), {"query": (2, 5, 24), "key": (2, 7, 24), "value": (2, 7, 24), **shapes}
+    return layer(*(torch.zeros(sizes[name]) for name in ("query", "key", "value")), mask)
+
+
 @pytest.mark.parametrize(
-    "shapes, mask, message",
+    "shapes, mask, name",
     [
-        ({"query": (5, 24)}, None, r"query has shape \(5, 24\): expected \(batch, length, d_model=24\)"),
-        ({"key": (2, 7, 23)}, None, r"key has shape \(2, 7, 23\): expected \(batch, length, d_model=24\)"),
-        ({"value": (2, 6, 24)}, None, "key holds 7 positions and value 6"),
-        ({"key": (3, 7, 24), "value": (3, 7, 24)}, None, "must be equal"),
-        ({}, torch.zeros(5, 7), "mask has dtype torch.float32: expected torch.bool"),
-        ({}, torch.ones(7, 5, dtype=torch.bool), r"mask has shape \(7, 5\).*= \(2, 4, 5, 7\)"),
-        ({}, torch.ones(2, 7, dtype=torch.bool), r"mask has shape \(2, 7\).*= \(2, 4, 5, 7\)"),
-        ({}, torch.ones(4, 5, 7, dtype=torch.bool), r"mask has shape \(4, 5, 7\): give mask.unsqueeze\(1\)"),
+        ({"query": (5, 24)}, None, "query"),
+        ({"key": (2, 7, 23)}, None, "key"),
+        ({"value": (2, 7, 23)}, None, "value"),
+        ({"value": (2, 6, 24)}, None, "value"),
+        ({"key": (3, 7, 24), "value": (3, 7, 24)}, None, "key"),
+        ({"key": (1, 7, 24), "value": (1, 7, 24)}, None, "key"),  # no silent broadcasting of sentences
+        ({}, torch.zeros(5, 7), "mask"),
+        ({}, torch.ones(7, dtype=torch.bool), "mask"),
+        ({}, torch.ones(7, 5, dtype=torch.bool), "mask"),
+        ({}, torch.ones(2, 7, dtype=torch.bool), "mask"),
+        ({}, torch.ones(3, 1, 5, 7, dtype=torch.bool), "mask"),
+        ({}, torch.ones(2, 5, 5, 7, dtype=torch.bool), "mask"),
     ],
 )
-def test_bad_input_is_named_on_both_paths(shapes, mask, message, recording):
-    layer = MultiHeadAttention(24, 4).eval()  # short training takes the explicit path anyway
-    sizes = {"query": (2, 5, 24), "key": (2, 7, 24), "value": (2, 7, 24), **shapes}
-    tensors = [torch.zeros(sizes[name]) for name in ("query", "key", "value")]
-    with pytest.raises(ValueError, match=message):
-        if recording:
-            with record_attention(layer):
-                layer(*tensors, mask)
-        else:
-            layer(*tensors, mask)
+def test_shapes_that_do_not_fit_are_refused(shapes, mask, name):
+    with pytest.raises(TypeCheckError, match=f"typechecking parameter '{name}'"):
+        call(shapes, mask)
 
 
-# Keys and values kept from step to step
+def test_another_width_than_the_layers_is_refused():
+    with pytest.raises(RuntimeError, match="10x23 and 24x24"):
+        call({"query": (2, 5, 23), "key": (2, 7, 23), "value": (2, 7, 23)})
 
 
-@pytest.mark.parametrize("recording", [False, True])
-@pytest.mark.parametrize("chunks", [[1, 1, 1, 1, 1, 1], [3, 1, 2], [6]])
-def test_c26_steps_with_a_cache_equal_one_pass(chunks, recording):
-    layer, (x, memory) = make(d_k=3, d_v=5).eval(), inputs((2, 6, 24), (2, 7, 24))
-    causal, padding = torch.ones(6, 6).tril() > 0, random_mask(2, 1, 1, 7)
-    own, cross = KeyValueCache(9), KeyValueCache()
-    outputs, cross_outputs, start = [], [], 0
-    with torch.no_grad():
-        expected, expected_cross = layer(x, x, x, causal), layer(x, memory, memory, padding)
-        for new in chunks:
-            part, mask = x[:, start : start + new], causal[start : start + new, : start + new]
-            with record_attention(layer) if recording else contextlib.nullcontext({}) as weights:
-                outputs.append(layer(part, part, part, mask, own))
-                start += new
-                assert not recording or weights[""].shape == (2, 4, new, start)
-                cross_outputs.append(layer(part, memory, memory, padding, cross))
-            assert own.length == start
-    torch.testing.assert_close(torch.cat(outputs, dim=1), expected, **EXACT)
-    torch.testing.assert_close(torch.cat(cross_outputs, dim=1), expected_cross, **EXACT)
-
-
-def test_a_cache_projects_every_position_once_in_memory_set_aside_beforehand():
-    layer, (x, memory), projected, places = make(), inputs((2, 5, 24), (2, 7, 24)), [], set()
-    own, cross = KeyValueCache(5), KeyValueCache()
-    for W in (layer.W_K, layer.W_V):
-        W.register_forward_hook(lambda _, __, out: projected.append(out.size(1)))
-    with torch.no_grad():
-        for t in range(5):
-            layer(x[:, [t]], x[:, [t]], x[:, [t]], cache=own)
-            places.add((own.K.data_ptr(), own.V.data_ptr()))
-            assert own.K.shape == own.V.shape == (2, 4, 5, 6)
-        assert projected == [1] * 10 and len(places) == 1, "moved"
-        for t in range(5):
-            layer(x[:, [t]], memory, memory, cache=cross)
-        assert projected == [1] * 10 + [7, 7] and cross.complete and not own.complete
-
-
-@settings(deadline=None, max_examples=30)
-@given(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=6), min_size=1, max_size=3))
-def test_selected_rows_go_on_as_if_they_had_been_there_all_along(selections):
-    layer, x = make(8, 2), inputs((4, len(selections) + 2, 8))[0].detach()
-    own = KeyValueCache(len(selections) + 2)
-    causal = torch.ones(2, 2).tril() > 0
-    with torch.no_grad():
-        layer(x[:, :2], x[:, :2], x[:, :2], causal, own)
-        for t, numbers in enumerate(selections, 2):
-            rows = torch.tensor([number % len(x) for number in numbers])  # fewer, more, repeated, in any order
-            own.select(rows)
-            x = x[rows]
-            stepwise = layer(x[:, [t]], x[:, [t]], x[:, [t]], cache=own)
-            seen = x[:, : t + 1]
-            torch.testing.assert_close(stepwise, layer(x[:, [t]], seen, seen), **EXACT)
-
-
-def test_rows_can_be_selected_before_there_are_any():
-    cache = KeyValueCache(4)
-    cache.select(torch.tensor([1, 0]))
-    assert cache.K is None and cache.length == 0
-
-
-@pytest.mark.parametrize("training", [False, True])
-def test_a_mask_that_does_not_fit_is_named_by_every_kernel(training):
-    layer, x = make().train(training), inputs((2, 3, 24))[0].detach()
-    with pytest.raises(ValueError, match=r"mask has shape \(5, 5\): expected one that broadcasts to"):
-        layer(x, x, x, torch.ones(5, 5, dtype=torch.bool))
-
-
-def test_a_cache_refuses_what_does_not_fit():
-    layer, x, own = make(), inputs((2, 3, 24))[0].detach(), KeyValueCache(4)
-    with torch.no_grad():
-        layer(x, x, x, cache=own)
-        with pytest.raises(ValueError, match="room for 4 positions, not 6: give a larger capacity"):
-            layer(x, x, x, cache=own)
-        with pytest.raises(ValueError, match="1 new rows for a cache of 2: call select"):
-            layer(x[:1, :1], x[:1, :1], x[:1, :1], cache=own)
-    assert own.length == 3, "a refused step left its mark"
+@pytest.mark.parametrize("shape", [(4, 5, 7), (1, 5, 7), (1, 1, 7)])
+def test_a_mask_of_three_axes_is_refused_with_a_mend(shape):
+    with pytest.raises(ValueError, match=rf"mask has shape \({', '.join(map(str, shape))}\): give mask.unsqueeze\(1\) for one matrix a "
+                                         r"sentence, mask.unsqueeze\(0\) for one a head"):
+        call({}, torch.ones(shape, dtype=torch.bool))
