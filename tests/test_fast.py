@@ -1,0 +1,966 @@
+"""Everything made for speed against the plain code: each part alone, whole models, what comes back when it is undone."""
+
+import copy
+import io
+import itertools
+import math
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F
+
+from annotated import fast
+from annotated.attention import DotProductAttention, masked_softmax
+from annotated.batches import pad
+from annotated.checkpoints import save_checkpoint
+from annotated.corpora import load_corpus
+from annotated.decoding import beam_search, greedy_decode, likeliest, main, most_probable, translate
+from annotated.embeddings import TokenEmbedding
+from annotated.fast import (
+    ChunkedLoss,
+    Int8Product,
+    JoinedAttention,
+    KeptPositions,
+    LeanDecoder,
+    LeanEncoder,
+    PackedEmbedding,
+    PackedLinear,
+    PackedProduct,
+    PreparedPart,
+    QuickAttention,
+    RoughLook,
+    RoundedResidual,
+    ShortNorm,
+    SixteenBitDropout,
+    attend_once,
+    is_step,
+    largest,
+    lean_mask,
+    lean_softmax,
+    most_probable_of,
+    prepare,
+    product,
+    rounded,
+    surely_all,
+    undo,
+)
+from annotated.feed_forward import PositionwiseFeedForward
+from annotated.multi_head import MultiHeadAttention
+from annotated.positional import PositionalEncoding
+from annotated.regularization import LabelSmoothingLoss
+from annotated.stacks import Decoder, Encoder, ResidualConnection
+from annotated.tokens import BEGIN, END, PAD, WordTokenizer
+from annotated.training import book_model
+from annotated.transformer import Transformer, TransformerConfig
+
+ROOT = Path(__file__).resolve().parent.parent
+
+PAIRS = [("the dog sees a cat .", "der Hund sieht eine Katze ."), ("the cat sleeps .", "die Katze schläft .")]
+WORDS = WordTokenizer.fit(PAIRS)
+PURPOSES = [("train", "fp32"), ("translate", "fp32")]
+ALL_PURPOSES = [*PURPOSES, ("translate", "bf16"), ("translate", "int8")]
+
+
+def tiny(vocab_size=12, seed=0, **changes):
+    """A random model in double precision, whose norms and biases do something too."""
+    torch.manual_seed(seed)
+    model = Transformer(TransformerConfig(vocab_size, **{"N": 2, "d_model": 16, "d_ff": 32, "h": 2, "dropout": 0.4, **changes})).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    return model.eval()
+
+
+SOURCE = pad([[4, 5, 6, 7, END], [8, END], [9, 9, 10, END]])
+TARGET = pad([[BEGIN, 5, 6], [BEGIN, 7, 8, 9, 10, 11], [BEGIN, 4, 4, 4]])
+RIGHT = pad([[5, 6, END], [7, 8, 9, 10, 11, END], [4, 4, 4, END]])
+
+
+def near(one, other, bound=1e-12):
+    """Whether two tensors are the same but for `bound` of the larger one's largest entry (or of 1)."""
+    return one.shape == other.shape and (one - other).abs().max() <= bound * max(1.0, other.abs().max())
+
+
+def learn(model, criterion, **options):
+    """The logits, the loss, and the gradients of all parameters, by name."""
+    model.zero_grad()
+    loss = criterion.of_hidden(model.hidden(SOURCE, TARGET), model.embedding.weight, RIGHT, **options)
+    loss.backward()
+    return model(SOURCE, TARGET).detach(), loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+def kinds_of(model):
+    """The class of every module, by path."""
+    return {path: type(module) for path, module in model.named_modules()}
+
+
+# Attention
+
+def some_mask(kind, queries, keys, draw):
+    """A mask of one of the kinds that a model makes, or a random one in which rows may see nothing."""
+    causal = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
+    padding = torch.arange(keys) < torch.tensor([keys, max(1, keys - 2)])[:, None, None, None]
+    return {"none": None, "causal": causal, "padding": padding, "both": causal & padding,
+            "blind": torch.rand(2, 1, queries, keys, generator=draw) < 0.3}[kind]
+
+
+@settings(deadline=None, max_examples=80)
+@given(st.sampled_from(["none", "causal", "padding", "both", "blind"]), st.booleans(),
+       st.sampled_from([(1, 1), (1, 7), (5, 5), (4, 9), (3, 300)]), st.integers(0, 10**6))
+def test_quick_attention_is_attention_with_its_gradients(mask, training, lengths, seed):
+    draw, (queries, keys) = torch.Generator().manual_seed(seed), lengths
+    shapes = (queries, 4), (keys, 4), (keys, 5)
+    inputs = [torch.randn(2, 3, *shape, generator=draw, dtype=torch.float64).requires_grad_() for shape in shapes]
+    mask = some_mask(mask, queries, keys, draw)
+    plain = DotProductAttention()
+    found, expected = QuickAttention(plain).train(training)(*inputs, mask), plain.train(training)(*inputs, mask)
+    assert found[1] is None and near(found[0], expected[0])
+    outer = torch.randn(found[0].shape, generator=draw, dtype=torch.float64)
+    for one, other in zip(*(torch.autograd.grad(out[0], inputs, outer) for out in (found, expected)), strict=True):
+        assert near(one, other)
+
+
+def test_quick_attention_drops_in_training_only():
+    torch.manual_seed(0)
+    x = torch.randn(1, 2, 40, 8)
+    layer = QuickAttention(DotProductAttention(0.5))
+    assert near(layer.eval()(x, x, x)[0], DotProductAttention()(x, x, x)[0], 1e-5)
+    for length in (40, 300):  # spelled out, and fused
+        x = torch.randn(1, 2, length, 8)
+        outputs = [layer.train()(x, x, x)[0] for _ in range(2)]
+        assert not near(*outputs, 0.1)
+    ones = torch.ones(1, 1, 200, 1)
+    assert set((layer(ones, torch.zeros(1, 1, 200, 1), torch.eye(200)[None, None])[0] * 200).round().flatten().tolist()) == {0.0, 2.0}
+
+
+def test_one_query_at_a_time_is_spelled_out_where_that_is_quickest(monkeypatch):
+    torch.manual_seed(0)
+    calls = []
+    monkeypatch.setattr(fast, "attend_once", lambda *given: calls.append(1) or attend_once(*given))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    query, key, value = torch.randn(16, 4, 1, 64), torch.randn(16, 4, 40, 64), torch.randn(16, 4, 40, 64)
+    mask = torch.arange(40) < torch.randint(1, 41, (16, 1, 1, 1))
+    layer = QuickAttention(DotProductAttention()).eval()
+    for asked in (None, mask):
+        found = layer(query.bfloat16(), key.bfloat16(), value.bfloat16(), asked)[0]
+        assert found.dtype == torch.bfloat16 and near(found.float(), DotProductAttention()(query, key, value, asked)[0], 3 * 2**-8)
+    assert len(calls) == 2
+    low = query.bfloat16()
+    assert is_step(low, key) and not is_step(query, key) and not is_step(low.expand(-1, -1, 2, -1), key) and not is_step(low[:8], key)
+    assert not is_step(low, key[:, :, :32, :32]) and not is_step(low, torch.zeros(1, 1, 129, 64)) and not is_step(low.to("meta"), key)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert not is_step(low, key)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.sampled_from(["none", "causal", "padding", "both", "blind"]), st.sampled_from([torch.float64, torch.float32, torch.bfloat16]),
+       st.integers(0, 10**6))
+def test_the_lean_softmax_is_the_masked_one_to_the_bit(mask, dtype, seed):
+    draw = torch.Generator().manual_seed(seed)
+    scores = (5 * torch.randn(2, 2, 3, 6, generator=draw)).to(dtype)
+    mask = some_mask(mask, 3, 6, draw)
+    assert torch.equal(lean_softmax(scores, mask), masked_softmax(scores, mask))
+
+
+# Masks, rounding, positions
+
+@settings(deadline=None, max_examples=100)
+@given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), st.floats(0, 1), st.booleans(), st.integers(0, 10**6))
+def test_a_lean_mask_hides_the_same(rows, queries, keys, share, alike, seed):
+    draw = torch.Generator().manual_seed(seed)
+    mask = torch.rand(1 if alike else rows, 1, queries, keys, generator=draw) <= share
+    mask = mask.expand(rows, -1, -1, -1)
+    found = lean_mask(mask)
+    assert (found is None) == bool(mask.all())
+    if found is not None:
+        assert torch.equal(found.expand_as(mask), mask) and len(found) == (1 if (mask == mask[:1]).all() else rows)
+    flat = lean_mask(mask[0, 0])  # one matrix for all
+    assert (flat is None) == bool(mask[0, 0].all()) and (flat is None or torch.equal(flat.expand(queries, keys), mask[0, 0]))
+
+
+def test_nothing_is_assumed_of_masks_that_lie_elsewhere():
+    assert lean_mask(None) is None and surely_all(torch.ones(2, dtype=torch.bool))
+    there = torch.ones(2, 1, 1, 3, dtype=torch.bool, device="meta")
+    assert not surely_all(there) and lean_mask(there) is there
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_lean_stacks_hand_on_what_hides_something_and_put_out_the_same(norm_first):
+    torch.manual_seed(0)
+    options, x, y = {"dropout": 0.0, "norm_first": norm_first}, torch.randn(2, 4, 16).double(), torch.randn(2, 3, 16).double()
+    encoder, decoder = Encoder(2, 16, 2, 32, **options).double(), Decoder(2, 16, 2, 32, **options).double()
+    lean, seen = (LeanEncoder(encoder), LeanDecoder(decoder)), []
+    everything, nothing = torch.ones(2, 1, 1, 4, dtype=torch.bool), torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]]).bool()[:, None, None]
+    causal = torch.ones(2, 1, 3, 3, dtype=torch.bool).tril()
+    for mask in (everything, nothing):
+        assert near(lean[0](x, mask), encoder(x, mask)) and near(lean[1](y, x, causal, mask), decoder(y, x, causal, mask))
+        assert near(lean[0](x), encoder(x)) and near(lean[1](y, x), decoder(y, x))
+    encoder.layers[0].register_forward_pre_hook(lambda _, given: seen.append(given[1]))
+    decoder.layers[0].register_forward_pre_hook(lambda _, given: seen.extend(given[2:]))
+    lean[0](x, everything), lean[1](y, x, causal, everything), lean[0](x, nothing)
+    assert seen[0] is None and seen[1].shape == (1, 1, 3, 3) and seen[2] is None and seen[3] is nothing
+
+
+def test_rounding_once_is_rounding_for_each_product():
+    torch.manual_seed(0)
+    x, mask = torch.randn(2, 5, 16), torch.arange(5) < torch.tensor([5, 3])[:, None, None, None]
+    attention, network, seen = MultiHeadAttention(16, 2), PositionwiseFeedForward(16, 32), []
+    assert rounded(x) is x and rounded(x.bfloat16()).dtype == torch.bfloat16
+    for norm_first, sublayer in itertools.product((False, True), (lambda x: attention(x, x, x, mask), network)):
+        plain = ResidualConnection(16, 0.0, norm_first)
+        assert torch.equal(RoundedResidual(plain)(x, sublayer), plain(x, sublayer))
+        with torch.autocast("cpu", torch.bfloat16):
+            expected = plain(x, sublayer)
+            assert torch.equal(RoundedResidual(plain)(x, sublayer), expected)
+            RoundedResidual(plain)(x, lambda x: seen.append(x.dtype) or x)
+        assert seen.pop() == torch.bfloat16 and expected.dtype == torch.float32
+    with torch.autocast("cpu", torch.bfloat16):
+        assert rounded(x).dtype == torch.bfloat16 and rounded(x.double()).dtype == torch.float64 and torch.equal(rounded(x), x.bfloat16())
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.tuples(st.integers(0, 400), st.integers(1, 300)), min_size=1, max_size=4),
+       st.sampled_from([torch.float64, torch.float32, torch.bfloat16]), st.integers(1, 9))
+def test_kept_positions_are_those_computed_anew(parts, dtype, d_model):
+    plain = PositionalEncoding(d_model)
+    kept = KeptPositions(plain)
+    for start, length in parts:
+        x = torch.randn(2, length, d_model).to(dtype)
+        assert torch.equal(kept(x, start), plain(x, start)) and kept(x, start).dtype == dtype
+    table = kept.table
+    kept(x, start)
+    assert kept.table is table, "made anew although it holds all"
+
+
+# One product for queries, keys and values
+
+def joined_parts(seed=0):
+    torch.manual_seed(seed)
+    plain, x = MultiHeadAttention(16, 2, d_k=3, d_v=5), torch.randn(2, 4, 16)  # no two widths alike
+    return plain, x, torch.randn(2, 6, 16)
+
+
+def test_a_joined_product_is_three():
+    plain, x, other = joined_parts()
+    joined = JoinedAttention(plain, partial(product, precision="fp32")).eval()
+    for given_ in ((x, x, x), (x, other, other), (x, x.clone(), x)):
+        for one, two in zip(joined.project(*given_), plain.project(*given_), strict=True):
+            assert near(one, two, 1e-6)
+    assert joined.joined is not None
+    kept = joined.joined
+    joined(x, x, x)
+    assert joined.joined is kept, "joined once"
+    with torch.no_grad():
+        plain.W_K.weight.mul_(2)
+    for one, two in zip(joined.train().project(x, x, x), plain.project(x, x, x), strict=True):
+        assert torch.equal(one, two), "in training the weights are those of now"
+
+
+def test_a_joined_product_in_training_has_the_gradients_of_three():
+    plain, x, _ = joined_parts()
+    parameters, grads = [layer.weight for layer in (plain.W_Q, plain.W_K, plain.W_V)], []
+    x.requires_grad_()
+    outer, calls = torch.randn(2, 4, 16), []
+    plain.W_Q.register_forward_hook(lambda *_: calls.append(1))
+    for layer in (JoinedAttention(plain).train(), plain):
+        with torch.autocast("cpu", torch.bfloat16):
+            grads.append(torch.autograd.grad(layer(x, x, x), [x, *parameters, plain.W_O.weight], outer))
+    assert calls == [1], "the first way made no product of W_Q alone"
+    for one, other in zip(*grads, strict=True):
+        assert (one - other).norm() <= 0.02 * other.norm()
+    assert near(JoinedAttention(plain).train()(x, x, x), plain(x, x, x), 1e-6)
+    assert calls == [1] * 3, "without autocast three products are made"
+
+
+@pytest.mark.parametrize("outside", ["subclass", "bias"])
+@pytest.mark.parametrize("purpose", ["train", "translate"])
+def test_layers_from_outside_are_not_read_past(outside, purpose):
+    class Twice(nn.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    model = tiny(dropout=0.0)
+    for layer in (module for module in model.modules() if isinstance(module, MultiHeadAttention)):
+        own = (Twice if outside == "subclass" else nn.Linear)(16, 16, bias=outside == "bias").double()
+        layer.W_K = own
+    with torch.autocast("cpu", torch.bfloat16, enabled=purpose == "train"), torch.no_grad():
+        expected = model.train(purpose == "train")(SOURCE, TARGET)
+        assert near(prepare(model, purpose)(SOURCE, TARGET), expected, 0.05 if purpose == "train" else 1e-12)
+
+
+# The loss in chunks
+
+def test_chunks_in_half_precision_are_summed_in_single_precision():
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(4000, 8).bfloat16().requires_grad_(), torch.randn(50, 8).bfloat16()
+    target = torch.randint(1, 50, (4000,))
+    loss = ChunkedLoss(0.1, reduction="sum").of_hidden(hidden, weight, target, chunk=64)
+    logits = (hidden @ weight.T).double()
+    expected = F.cross_entropy(logits, target, label_smoothing=0.1, reduction="sum")
+    assert loss.dtype == torch.float32 and abs(loss / expected - 1) < 1e-5
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 12), st.integers(2, 20), st.integers(1, 9), st.floats(0, 0.9), st.sampled_from(["mean", "sum"]),
+       st.integers(0, 10**6))
+def test_in_chunks_as_in_one_piece(tokens, vocab_size, chunk, smoothing, reduction, seed):
+    generator = torch.Generator().manual_seed(seed)
+    hidden, weight = (torch.randn(n, 5, generator=generator, dtype=torch.float64).requires_grad_() for n in (2 * tokens, vocab_size))
+    pad_id = seed % vocab_size
+    target = torch.randint(0, vocab_size, (2, tokens), generator=generator)
+    target[0, 0] = (pad_id + 1) % vocab_size
+    criterion, both = ChunkedLoss(smoothing, pad_id, reduction), hidden.unflatten(0, (2, tokens))
+    expected = F.cross_entropy(hidden @ weight.T, target.flatten(), label_smoothing=smoothing, ignore_index=pad_id,
+                               reduction=reduction)
+    got = criterion.of_hidden(both, weight, target, chunk=chunk)
+    assert abs(got - expected) < 1e-9 * max(1, tokens)
+    with torch.no_grad():
+        assert abs(criterion.of_hidden(both, weight, target, chunk=chunk) - expected) < 1e-9 * max(1, tokens)
+    for one, other in zip(*(torch.autograd.grad(3 * loss, (hidden, weight)) for loss in (got, expected)), strict=True):
+        assert (one - other).abs().max() < 1e-9
+
+
+def test_chunks_hold_few_logits_and_agree_in_half_precision(monkeypatch):
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(2400, 8), torch.randn(30_000, 8, requires_grad=True)
+    target, chunks, rows = torch.randint(1, 30_000, (2400,)), [], []
+    product, softmax = torch.Tensor.__matmul__, torch.Tensor.softmax
+    monkeypatch.setattr(torch.Tensor, "__matmul__", lambda x, y: (chunks.append((len(x), y.size(1))), product(x, y))[1])
+    monkeypatch.setattr(torch.Tensor, "softmax", lambda x, *a, **k: (rows.append(len(x)), softmax(x, *a, **k))[1])
+    grads = {}
+    for enabled, expected in ((False, [1200, 1200]), (True, [2400])):  # 256 MB are 2,236 rows in fp32, twice as many in bf16
+        chunks.clear(), rows.clear()
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            loss = ChunkedLoss(0.1).of_hidden(hidden, weight, target)
+        grads[enabled] = torch.autograd.grad(loss, weight)[0]
+        assert [n for n, columns in chunks if columns == 30_000 and n != 8] == expected
+        assert max(rows) * 30_000 <= 1 << 19 and sum(rows) == 2400
+    assert grads[True].dtype == torch.float32
+    assert 0 < (grads[True] - grads[False]).norm() / grads[False].norm() < 0.02
+
+
+@pytest.mark.parametrize("largest", [0.0, 1e4, -1e4])
+def test_chunks_are_exact_where_the_right_token_has_no_probability_left(largest):
+    torch.manual_seed(0)
+    logits = torch.randn(1200, 50)
+    target = torch.randint(1, 50, (1200,))
+    logits[torch.arange(1200), target] -= 1000  # e^-1000 is no number of single precision
+    logits += largest
+    hidden, weight = logits.requires_grad_(), torch.eye(50)
+    loss = ChunkedLoss(0.1, reduction="sum").of_hidden(hidden, weight, target, chunk=500)
+    expected = F.cross_entropy(logits.double(), target, label_smoothing=0.1, reduction="sum")
+    assert abs(loss - expected) < 1e-6 * expected
+    assert torch.allclose(*(torch.autograd.grad(one, logits)[0] for one in (loss, expected)), atol=1e-6)
+
+
+def test_the_sum_over_chunks_is_not_kept_in_half_precision():
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(1200, 8, requires_grad=True), torch.randn(900, 8, requires_grad=True)
+    target = torch.randint(1, 900, (1200,))
+    loss = ChunkedLoss(0.1, reduction="sum").of_hidden(hidden.bfloat16(), weight.bfloat16(), target, chunk=500)
+    assert loss.dtype == torch.float32
+    exact = F.cross_entropy(hidden @ weight.T, target, label_smoothing=0.1, reduction="sum")
+    assert abs(loss - exact) < 1e-3 * exact
+
+
+def test_chunks_add_up_in_half_precision():
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(1200, 8, requires_grad=True), torch.randn(900, 8, requires_grad=True)
+    target, grads = torch.randint(1, 900, (1200,)), []
+    for chunk in (1199, 500):  # two chunks and three
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = ChunkedLoss(0.1).of_hidden(hidden, weight, target, chunk=chunk)
+        grads.append((loss, *torch.autograd.grad(loss, (hidden, weight))))
+    exact = F.cross_entropy(hidden @ weight.T, target, label_smoothing=0.1)
+    for one, other, right in zip(*grads, (exact, *torch.autograd.grad(exact, (hidden, weight))), strict=True):
+        assert (one - right).norm() < 0.02 * right.norm() and (other - right).norm() < 0.02 * right.norm()
+
+
+def test_one_chunk_is_the_plain_loss_bit_for_bit():
+    torch.manual_seed(0)
+    hidden, weight, target = torch.randn(3, 20, 8), torch.randn(50, 8), torch.randint(0, 50, (3, 20))
+    criterion = ChunkedLoss(0.1, reduction="sum")
+    assert criterion.of_hidden(hidden, weight, target) == LabelSmoothingLoss(0.1, reduction="sum")(hidden @ weight.T, target)
+
+
+@pytest.mark.parametrize("reduction, nothing", [("sum", 0.0), ("mean", math.nan)])
+def test_chunks_of_padding_alone_are_as_the_plain_loss_has_them(reduction, nothing):
+    hidden, weight, target = torch.randn(2, 9, 4, requires_grad=True), torch.randn(7, 4), torch.zeros(2, 9, dtype=torch.int64)
+    found = ChunkedLoss(0.1, reduction=reduction).of_hidden(hidden, weight, target, chunk=3)
+    plain = LabelSmoothingLoss(0.1, reduction=reduction).of_hidden(hidden, weight, target)
+    assert repr(found.item()) == repr(plain.item()) == repr(nothing)
+    if reduction == "sum":
+        assert not torch.autograd.grad(found, hidden)[0].any()
+
+
+def test_chunked_logits_are_the_plain_loss():
+    torch.manual_seed(0)
+    logits, target = torch.randn(3, 5, 9), torch.randint(0, 9, (3, 5))
+    assert torch.equal(ChunkedLoss(0.2)(logits, target), LabelSmoothingLoss(0.2)(logits, target))
+
+
+# Dropout from 16 bits
+
+@settings(deadline=None, max_examples=15)
+@given(st.floats(0.01, 0.95), st.integers(0, 10**6), st.sampled_from([torch.float32, torch.bfloat16, torch.float64]))
+def test_sixteen_bit_dropout_is_dropout(p, seed, dtype):
+    torch.manual_seed(seed)
+    x = (torch.rand(300, 1001) + 0.5).to(dtype).requires_grad_()  # no multiple of four
+    outer, rate = torch.randn_like(x), round(p * 65536) / 65536
+    y = SixteenBitDropout(nn.Dropout(p))(x)
+    gone = y == 0
+    assert y.dtype == dtype and y.shape == x.shape
+    assert abs(gone.double().mean().item() - rate) < 5 * math.sqrt(rate * (1 - rate) / x.numel())  # five standard errors
+    scale = torch.tensor(65536 / (65536 - round(p * 65536)), dtype=torch.float64).to(dtype)
+    assert torch.equal(y[~gone], (x * scale)[~gone])
+    (slope,) = torch.autograd.grad(y, x, outer)
+    assert torch.equal(slope, torch.where(gone, torch.zeros_like(outer), outer * scale))
+
+
+def test_sixteen_bit_dropout_draws_independently():
+    torch.manual_seed(0)
+    gone = (SixteenBitDropout(nn.Dropout(0.3))(torch.ones(1000, 1000)) == 0).double() - 0.3
+    for lag in (1, 2, 3, 4, 5, 8, 1000):  # neighbours share a 64-bit word; none may know of the other
+        flat = gone.flatten()
+        assert abs((flat[:-lag] * flat[lag:]).mean() / 0.21) < 0.005  # five standard errors
+    again = SixteenBitDropout(nn.Dropout(0.3))(torch.ones(1000, 1000))
+    assert abs(((again == 0).double() - 0.3).mul(gone).mean() / 0.21) < 0.005
+    torch.manual_seed(0)
+    assert torch.equal(gone, (SixteenBitDropout(nn.Dropout(0.3))(torch.ones(1000, 1000)) == 0).double() - 0.3)
+
+
+@pytest.mark.parametrize(("p", "rows", "training"), [(0.3, 100, True), (0.0, 1000, True), (1.0, 1000, True), (0.3, 1000, False)])
+def test_elsewhere_sixteen_bit_dropout_is_pytorchs(p, rows, training):
+    x, outputs = torch.randn(rows, 1000), []
+    for layer in (nn.Dropout(p), SixteenBitDropout(nn.Dropout(p))):
+        torch.manual_seed(0)
+        outputs.append(layer.train(training)(x))
+    assert torch.equal(*outputs)
+
+
+def test_dropout_is_exchanged_in_place_with_its_rate_mode_and_hooks():
+    class Other(nn.Dropout):
+        pass
+
+    model = nn.Sequential(nn.Dropout(0.2), nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.4).eval()), Other(0.1))
+    others, calls = [model[1], model[1][0], model[2]], []
+    model[0].register_forward_hook(lambda *_: calls.append(1))
+    assert prepare(model, "train") is model and all(x is y for x, y in zip([model[1], model[1][0], model[2]], others, strict=True))
+    assert [type(m) for m in (model[0], model[1][1], model[2])] == [SixteenBitDropout, SixteenBitDropout, Other]
+    assert (model[0].p, model[1][1].p, model[0].training, model[1][1].training) == (0.2, 0.4, True, False)
+    model(torch.ones(3, 2))
+    assert calls == [1]
+
+
+# Less to look at
+
+@settings(deadline=None, max_examples=80)
+@given(st.integers(1, 4), st.integers(4, 400), st.integers(1, 4), st.integers(1, 5), st.integers(0, 10**6))
+def test_the_largest_in_two_levels_are_those_of_topk(rows, types, k, block, seed):
+    x = torch.rand(rows, types, generator=torch.Generator().manual_seed(seed)).log()
+    x[:, seed % types] = -torch.inf
+    x[0, -1 - seed % 3] = 1.0  # often in no whole block
+    values, places = largest(x, k, block)
+    assert torch.equal(values, x.topk(k).values) and torch.equal(x.gather(1, places), values)
+    assert all(len(set(row)) == k for row in places.tolist())
+
+
+def test_of_equals_the_first_is_taken_as_by_argmax():
+    x = torch.randint(0, 3, (50, 200), generator=torch.Generator().manual_seed(0)).float()
+    assert torch.equal(largest(x, block=3)[1][:, 0], x.argmax(dim=1))
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 40), st.sampled_from([4, 500, 200_000]), st.sampled_from([torch.bfloat16, torch.float32, torch.float64]),
+       st.integers(1, 4), st.floats(0.1, 50), st.integers(0, 10**6))
+def test_the_most_probable_are_those_of_the_softmax(rows, types, dtype, k, spread, seed):
+    if rows * types > 1_000_000:
+        rows = 5
+    logits = (torch.randn(rows, types, generator=torch.Generator().manual_seed(seed)) * spread).to(dtype)
+    kind, given_logits = torch.promote_types(dtype, torch.float32), logits.clone()
+    log_p, ids = most_probable_of(logits, k, kind)
+    expected = logits.double() - logits.double().logsumexp(dim=1, keepdim=True)
+    expected[:, [PAD, BEGIN]] = -torch.inf
+    assert log_p.shape == ids.shape == (rows, k) and log_p.dtype == kind and torch.equal(logits, given_logits)
+    assert torch.allclose(log_p.double(), expected.sort(dim=1, descending=True).values[:, :k], rtol=1e-6, atol=2e-5)
+    assert torch.allclose(log_p.double(), expected.gather(1, ids), rtol=1e-6, atol=2e-5)
+    assert all(len(set(row)) == k for row in ids.tolist())
+
+
+def test_the_largest_are_found_without_a_look_at_every_place(monkeypatch):
+    seen, topk = [], torch.Tensor.topk
+    monkeypatch.setattr(torch.Tensor, "topk", lambda x, k: (seen.append(x.size(1)), topk(x, k))[1])
+    largest(torch.randn(2, 37_000), 4)
+    assert max(seen) < 2000
+
+
+@pytest.mark.parametrize("dtype, bound", [(torch.float32, 1e-6), (torch.bfloat16, 0.01)])
+@pytest.mark.parametrize("rows", [1, 5, 40])
+def test_a_packed_product_is_the_plain_one(dtype, bound, rows):
+    torch.manual_seed(rows)
+    layer, x = torch.nn.Linear(48, 37), torch.randn(rows, 2, 48)
+    if not PackedProduct.works(x.to(dtype)):
+        pytest.skip("this machine packs no such weights")
+    with torch.no_grad():
+        ours, expected = PackedProduct(layer.weight.to(dtype), layer.bias.to(dtype))(x.to(dtype)), layer(x)
+    assert ours.dtype == dtype and (ours.float() - expected).norm() <= bound * expected.norm()
+
+
+@pytest.mark.parametrize("rows", [1, 32])
+@pytest.mark.parametrize("engine", [True, False])
+def test_weights_of_8_bits_are_rounded_row_by_row(rows, engine, monkeypatch):
+    if not engine:
+        monkeypatch.setattr(fast, "_quantized", lambda *_: None)
+    torch.manual_seed(0)
+    weight, bias = torch.randn(37, 48) * torch.logspace(-3, 3, 37).unsqueeze(1), torch.randn(37)
+    layer = Int8Product(weight, bias, rows)
+    assert (layer.packed is not None) == (engine and bool({"fbgemm", "onednn"} & set(torch.backends.quantized.supported_engines)))
+    scale = weight.abs().amax(dim=1) / 127
+    expected = ((weight / scale.unsqueeze(1)).round() * scale.unsqueeze(1)).T  # what an input of ones and zeros reads off
+    assert torch.allclose(layer(torch.eye(48)) - bias, expected, rtol=2e-3, atol=1e-4)
+    x = torch.randn(9, 3, 48)
+    plain = torch.nn.functional.linear(x, weight, bias)
+    off = (layer(x) - plain).flatten(0, 1).norm(dim=0) / plain.flatten(0, 1).norm(dim=0)
+    assert off.max() < 0.03, "a small row is rounded as finely as a large one"
+
+
+rough_products = pytest.mark.skipif(not PackedProduct.works(torch.zeros(1, 1, dtype=torch.bfloat16)), reason="no packed bf16 weights here")
+
+
+@rough_products
+@settings(deadline=None, max_examples=150)
+@given(st.integers(1, 9), st.integers(3, 700), st.integers(1, 80), st.sampled_from([0.0, 1e-5, 1e-3, 0.03, 1.0]), st.floats(0, 2),
+       st.integers(0, 10**6))
+def test_what_a_rough_look_is_sure_of_is_the_largest(rows, types, d_model, apart, uneven, seed):
+    draw = torch.Generator().manual_seed(seed)
+    weight = torch.randn(1, d_model, generator=draw) + apart * torch.randn(types, d_model, generator=draw)  # alike, or not at all
+    weight = weight * (uneven * torch.randn(types, 1, generator=draw)).exp()
+    hidden = torch.randn(rows, d_model, generator=draw)
+    ids, sure = RoughLook(weight)(hidden)
+    assert ids.shape == sure.shape == (rows, 1) and (ids > BEGIN)[sure].all()
+    logits = hidden.double() @ weight.double().T
+    found, best = logits.gather(1, ids), logits[:, END:].amax(dim=1, keepdim=True)
+    rounding = 2**-22 * d_model * hidden.norm(dim=1, keepdim=True) * weight.norm(dim=1).max()  # what fp32 cannot tell apart
+    assert (found >= best - rounding)[sure].all()
+    if types > 20 and apart == 0 == uneven:
+        assert not sure.any(), "all types are the same"
+
+
+@rough_products
+def test_a_rough_look_is_nearly_always_sure_of_random_logits():
+    draw = torch.Generator().manual_seed(0)
+    weight, hidden = torch.randn(5000, 64, generator=draw), torch.randn(400, 64, generator=draw)
+    weight[END] = 40.0  # one long row widens the bound of its own logit only
+    hidden[:, 0] = -100.0
+    ids, sure = RoughLook(weight)(hidden)
+    weight[[PAD, BEGIN]] = 0.0
+    assert sure.float().mean() > 0.95 and torch.equal(ids[sure], (hidden @ weight.T).argmax(dim=1, keepdim=True)[sure])
+
+
+@rough_products
+@pytest.mark.parametrize("alike", [False, True])
+def test_greedy_decoding_with_a_rough_look_writes_the_same(alike, monkeypatch):
+    monkeypatch.setattr(RoughLook, "pays", lambda weight: True)
+    model, seen = tiny(3000, d_model=64, d_ff=128, h=4).float(), []
+    if alike:  # so near each other that bf16 cannot tell them apart
+        with torch.no_grad():
+            model.embedding.weight.copy_(model.embedding.weight[5] + 0.003 * model.embedding.weight)
+    source = torch.randint(4, 3000, (9, 7), generator=torch.Generator().manual_seed(1))
+    expected, look = greedy_decode(model, source, extra=12), prepare(model, "translate").embedding.rough
+    model.embedding.rough = lambda hidden: (answer := look(hidden), seen.append(answer[1]))[0]
+    assert greedy_decode(model, source, extra=12) == expected and {len(ids) for ids in expected} != {0}
+    sure = torch.cat(seen).float().mean()
+    assert len(seen) >= 19 and (sure < 0.5 if alike else sure > 0.9)
+
+
+def test_the_rough_look_is_taken_where_it_pays(monkeypatch):
+    large, small = torch.zeros(1 << 14, 256), torch.zeros(1 << 13, 256)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
+    assert RoughLook.pays(large) == PackedProduct.works(torch.zeros(1, 1, dtype=torch.bfloat16))
+    assert not RoughLook.pays(small) and not RoughLook.pays(large.double()) and not RoughLook.pays(large.to("meta"))
+    for known in ({"avx512_bf16": False}, {}):  # emulated, or not heard of
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda known=known: known)
+        assert not RoughLook.pays(large)
+    monkeypatch.delattr(torch.cpu, "get_capabilities")  # as in older versions of PyTorch
+    assert not RoughLook.pays(large)
+    model = tiny(3000).float()
+    monkeypatch.setattr(RoughLook, "pays", lambda weight: False)
+    assert prepare(model, "translate").embedding.rough is None
+    monkeypatch.setattr(RoughLook, "pays", lambda weight: True)
+    for precision in ("bf16", "int8"):
+        assert prepare(model, "translate", precision).embedding.rough is None, "these are not to be more exact than they are"
+
+
+# Layers of a model that only translates
+
+@pytest.mark.parametrize("precision, bound", [("fp32", 1e-6), ("bf16", 0.01), ("int8", 0.03)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("packs", [True, False])
+def test_a_product_takes_any_type_of_input_and_can_be_copied(precision, bound, dtype, packs, monkeypatch):
+    if not packs:
+        monkeypatch.setattr(PackedProduct, "works", lambda weight: False)
+    torch.manual_seed(0)
+    weight, bias, x = torch.randn(20, 48), torch.randn(20), torch.randn(5, 48).to(dtype)
+    one, expected = product(weight, bias, precision), F.linear(x.double(), weight.double(), bias.double())
+    bound = max(bound, 0.01 if dtype == torch.bfloat16 else 0)
+    assert (one(x).double() - expected).norm() <= bound * expected.norm()
+    assert torch.equal(copy.deepcopy(one)(x), one(x))
+
+
+@pytest.mark.parametrize("precision, bound", [("fp32", 1e-6), ("bf16", 0.01), ("int8", 0.03)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_packed_layer_is_the_plain_layer_to_the_bit_in_training(precision, bound, bias):
+    torch.manual_seed(0)
+    plain, x = nn.Linear(48, 37, bias=bias), torch.randn(3, 4, 48)
+    packed = PackedLinear(plain, precision)
+    assert packed.weight is plain.weight and packed.bias is plain.bias
+    assert (packed.eval()(x).float() - plain(x)).norm() <= bound * plain(x).norm()
+    assert (precision == "fp32") == near(packed(x).float(), plain(x), 1e-5)
+    with torch.no_grad():
+        plain.weight.mul_(3)
+    assert torch.equal(packed.train()(x), plain(x)), "in training the weights are those of now"
+
+
+def test_a_short_norm_is_the_norm_in_bfloat16():
+    torch.manual_seed(0)
+    plain, x = nn.LayerNorm(64, eps=0.5), 3 * torch.randn(20, 64) + 1
+    with torch.no_grad():
+        plain.weight.copy_(torch.randn(64)), plain.bias.copy_(torch.randn(64))
+    short = ShortNorm(plain).eval()
+    found = short(x.bfloat16())
+    assert found.dtype == torch.bfloat16 and near(found.float(), plain(x.bfloat16().float()), 2 * 2**-8)
+    assert torch.equal(short.train()(x), plain(x))
+
+
+@pytest.mark.parametrize("precision, bound", [("fp32", 1e-6), ("bf16", 0.01), ("int8", 0.03)])
+def test_a_packed_embedding_is_the_embedding(precision, bound):
+    torch.manual_seed(0)
+    plain, ids, hidden = TokenEmbedding(300, 32), torch.randint(300, (3, 7)), torch.randn(9, 32)
+    packed = PackedEmbedding(plain, precision).eval()
+    assert near(packed(ids).float(), plain(ids), 2**-8 if precision == "bf16" else 0)
+    assert (packed(ids).dtype == torch.bfloat16) == (precision == "bf16")
+    logits = packed.project(hidden).float()
+    assert (logits - plain.project(hidden)).norm() <= bound * plain.project(hidden).norm()
+    logits[:, [PAD, BEGIN]] = -math.inf
+    assert torch.equal(likeliest(packed, hidden), logits.argmax(dim=1, keepdim=True))
+    log_p, tokens = most_probable(packed, hidden, 4)
+    expected = packed.project(hidden).double().log_softmax(dim=1)
+    expected[:, [PAD, BEGIN]] = -math.inf
+    assert log_p.dtype == torch.float32
+    assert near(log_p.double(), expected.topk(4).values, 1e-5) and near(log_p.double(), expected.gather(1, tokens), 1e-5)
+    assert torch.equal(packed.train()(ids), plain(ids)) and torch.equal(packed.project(hidden), plain.project(hidden))
+
+
+# Whole models
+
+whole = pytest.mark.parametrize("norm_first, positions", list(itertools.product((False, True), ("sinusoidal", "learned"))))
+
+
+@whole
+@pytest.mark.parametrize("purpose, precision", PURPOSES)
+@pytest.mark.parametrize("training", [True, False])
+def test_a_prepared_model_is_the_plain_one_with_its_gradients(norm_first, positions, purpose, precision, training):
+    """In double precision, with padding on both sides; without gradients where there is nothing to learn."""
+    model = tiny(dropout=0.0, norm_first=norm_first, positions=positions).train(training)
+    expected = learn(model, LabelSmoothingLoss(0.1))
+    prepare(model, purpose, precision)
+    with torch.no_grad():
+        assert near(model(SOURCE, TARGET), expected[0])
+        hidden = model.hidden(SOURCE, TARGET)
+        assert near(ChunkedLoss(0.1).of_hidden(hidden, model.embedding.weight, RIGHT, chunk=4), expected[1])
+    if training or purpose == "train":
+        logits, loss, grads = learn(model, ChunkedLoss(0.1), chunk=4)
+        assert near(logits, expected[0]) and near(loss, expected[1]) and grads.keys() == expected[2].keys()
+        assert all(near(grad, expected[2][name]) for name, grad in grads.items())
+    with torch.no_grad():  # a batch without any padding goes other ways
+        source, target = SOURCE[:1], TARGET[1:2]
+        assert near(model(source, target), undo(model)(source, target))
+
+
+@whole
+def test_dropout_of_a_prepared_model_is_drawn_as_that_of_the_plain_one(norm_first, positions):
+    """Tensors as small as these keep PyTorch's draws."""
+    model = tiny(norm_first=norm_first, positions=positions, attention_dropout=0.2, feed_forward_dropout=0.3).train()
+    results = []
+    for purpose in (None, "train", "translate"):
+        if purpose:
+            prepare(model, purpose)
+        torch.manual_seed(5)
+        results.append(learn(model, LabelSmoothingLoss(0.1)))
+    for logits, loss, grads in results[1:]:
+        assert near(logits, results[0][0]) and near(loss, results[0][1])
+        assert all(near(grad, results[0][2][name]) for name, grad in grads.items())
+
+
+@whole
+def test_in_half_precision_a_prepared_model_is_as_exact_as_the_plain_one(norm_first, positions):
+    model = tiny(vocab_size=40, d_model=64, d_ff=128, h=4, dropout=0.0, norm_first=norm_first, positions=positions).float().train()
+    exact, found = learn(copy.deepcopy(model).double(), LabelSmoothingLoss(0.1)), []
+    for kind in (LabelSmoothingLoss, ChunkedLoss):
+        with torch.autocast("cpu", torch.bfloat16):
+            found.append(learn(model, kind(0.1), **({"chunk": 4} if kind is ChunkedLoss else {})))
+        prepare(model, "train")
+    plain, ours = found
+
+    def off(of):
+        grads = [(of[2][name].double() - grad).norm() / grad.norm() for name, grad in exact[2].items() if grad.norm() > 1e-6]
+        return torch.stack([(of[0].double() - exact[0]).norm() / exact[0].norm(), abs(of[1] - exact[1]) / exact[1], *grads])
+
+    assert near(ours[0].float(), plain[0].float(), 4 * 2**-8) and ours[0].dtype == plain[0].dtype
+    assert 0 < off(plain).mean() < 0.05, "nothing was rounded"
+    assert off(ours).mean() < 1.3 * off(plain).mean() and off(ours).max() < 1.5 * off(plain).max() and off(ours)[1] < off(plain)[1] + 2**-9
+    assert all(grad.dtype == torch.float32 for grad in ours[2].values())
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("precision, bound", [("fp32", 1e-5), ("bf16", 0.03), ("int8", 0.05)])
+def test_a_model_prepared_to_translate_is_the_same_model(precision, bound, norm_first):
+    model = tiny(3000, d_model=64, d_ff=128, h=4, norm_first=norm_first).float()
+    source = torch.randint(4, 3000, (3, 7))
+    with torch.no_grad():
+        expected, got = model(source, source), prepare(model, "translate", precision)(source, source).float()
+    assert 0 <= (got - expected).norm() / expected.norm() < bound and not model.training
+    assert (precision == "fp32") == torch.allclose(got, expected, atol=1e-4)
+    assert all(p.dtype == torch.float32 for p in model.parameters())
+    assert [len(ids) > 0 for ids in greedy_decode(model, source)] == [True] * 3 and len(beam_search(model, source, 2)) == 3
+
+
+@pytest.mark.parametrize("purpose, precision", ALL_PURPOSES)
+def test_every_plain_part_is_replaced_by_the_part_for_the_purpose(purpose, precision):
+    model = tiny()
+    before = kinds_of(model)
+    after = kinds_of(prepare(model, purpose, precision))
+    both = {DotProductAttention: QuickAttention, Encoder: LeanEncoder, Decoder: LeanDecoder, PositionalEncoding: KeptPositions,
+            MultiHeadAttention: JoinedAttention}
+    only = {"train": {ResidualConnection: RoundedResidual, nn.Dropout: SixteenBitDropout},
+            "translate": {nn.Linear: PackedLinear, TokenEmbedding: PackedEmbedding}}[purpose]
+    expected = both | only | ({nn.LayerNorm: ShortNorm} if precision == "bf16" else {})
+    assert after == {path: expected.get(kind, kind) for path, kind in before.items()} and set(expected) <= set(before.values())
+
+
+@pytest.mark.parametrize("purpose, precision", ALL_PURPOSES)
+def test_parameters_keep_their_names_their_order_and_themselves(purpose, precision):
+    model = tiny()
+    before, values = dict(model.named_parameters()), copy.deepcopy(model.state_dict())
+    for _ in range(2):
+        after = dict(prepare(model, purpose, precision).named_parameters())
+        assert list(after) == list(before) and all(after[name] is before[name] for name in before)
+        assert list(model.state_dict()) == list(values) and all(torch.equal(values[name], x) for name, x in model.state_dict().items())
+    other = tiny(seed=1)
+    other.load_state_dict(model.state_dict())
+    prepared = prepare(tiny(seed=2), purpose, precision)
+    prepared.load_state_dict(other.state_dict())
+    with torch.no_grad():
+        expected = undo(model)(SOURCE, TARGET)
+        assert torch.equal(other(SOURCE, TARGET), expected) and torch.equal(undo(prepared)(SOURCE, TARGET), expected)
+
+
+def test_an_optimiser_made_before_goes_on():
+    criterion, weights = LabelSmoothingLoss(0.1), []
+    for order in ((None,) * 5, (None, "train", "translate", "undo", "train")):
+        model = tiny(dropout=0.0).train()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        for what in order:
+            if what:
+                undo(model) if what == "undo" else prepare(model, what)
+            learn(model, criterion)
+            optimizer.step()
+        weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    assert near(*weights, 1e-9) and not near(weights[0], torch.cat([p.detach().flatten() for p in tiny().parameters()]), 1e-3)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+def test_a_model_prepared_to_translate_learns_as_the_plain_one(precision):
+    weights = []
+    for prepared in (False, True):
+        model = tiny(dropout=0.1, attention_dropout=0.1)
+        if prepared:
+            greedy_decode(prepare(model, "translate", precision), SOURCE, extra=2)
+        model.train()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        torch.manual_seed(1)
+        for _ in range(3):
+            learn(model, LabelSmoothingLoss(0.1))
+            optimizer.step()
+        weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    assert near(*weights, 1e-9)
+    with torch.no_grad():
+        plain, again = undo(model).eval()(SOURCE, TARGET), prepare(model, "translate", precision)(SOURCE, TARGET)
+    assert (again - plain).norm() < {"fp32": 1e-12, "bf16": 0.03, "int8": 0.05}[precision] * plain.norm(), "laid out anew"
+
+
+# What is undone
+
+@whole
+def test_undo_gives_back_the_first_model(norm_first, positions):
+    model, calls = tiny(norm_first=norm_first, positions=positions), []
+    model.encoder.layers[0].train()  # modes of many kinds
+    model.decoder.layers[1].residual[0].dropout.train()
+    model.decoder.layers[0].residual[1].register_forward_hook(lambda *_: calls.append("before"))
+    modules, modes = dict(model.named_modules()), {path: module.training for path, module in model.named_modules()}
+    kinds, state = kinds_of(model), copy.deepcopy(model.state_dict())
+    torch.manual_seed(0)
+    expected = model(SOURCE, TARGET)
+    for purpose, precision in [*ALL_PURPOSES, *ALL_PURPOSES[::-1]]:
+        prepare(model, purpose, precision)
+    assert any(isinstance(module, PreparedPart) for module in model.modules())
+    assert {path: module.training for path, module in model.named_modules()} == modes
+    model(SOURCE, TARGET)
+    assert undo(model) is model and undo(model) is model
+    assert kinds_of(model) == kinds and all(module is modules[path] for path, module in model.named_modules())
+    assert {path: module.training for path, module in model.named_modules()} == modes
+    assert all(torch.equal(state[name], x) for name, x in model.state_dict().items())
+    torch.manual_seed(0)
+    assert torch.equal(model(SOURCE, TARGET), expected) and calls == ["before"] * 3
+
+
+@pytest.mark.parametrize("purpose, precision", ALL_PURPOSES)
+@pytest.mark.parametrize("after", ["undo", "train", "translate"])
+def test_what_has_changed_meanwhile_outlasts_the_prepared_parts(purpose, precision, after):
+    model, calls = prepare(tiny().train(), purpose, precision), []
+    model.eval()
+    model.encoder.layers[0].residual[1].dropout.train()
+    layer = model.decoder.layers[0].self_attention
+    layer.attention = own = DotProductAttention(0.25)
+    layer.W_Q = mine = type("Mine", (nn.Linear,), {})(16, 16, bias=False).double()
+    model.decoder.layers[1].residual[0].dropout.p = 0.125
+    model.decoder.register_forward_hook(lambda *_: calls.append("forward"))
+    model.encoder.layers[1].self_attention.register_full_backward_hook(lambda *_: calls.append("backward"))
+    undo(model) if after == "undo" else prepare(model, after)
+    training = {path for path, module in model.named_modules() if module.training}
+    layer = "decoder.layers.0.self_attention"
+    assert training == {"encoder.layers.0.residual.1.dropout", f"{layer}.attention", f"{layer}.W_Q"}
+    layer = model.decoder.layers[0].self_attention
+    assert layer.W_Q is mine and getattr(layer.attention, "plain", layer.attention) is own
+    assert model.decoder.layers[1].residual[0].dropout.p == 0.125
+    undo(model)
+    assert not any(isinstance(module, PreparedPart) for module in model.modules())
+    model(SOURCE, TARGET).sum().backward()
+    assert calls == ["forward", "backward"]
+
+
+@pytest.mark.parametrize("purpose, precision", ALL_PURPOSES)
+def test_prepared_models_can_be_copied(purpose, precision):
+    model = prepare(tiny(300).float(), purpose, precision)
+    model(SOURCE, TARGET)
+    copied = copy.deepcopy(model)
+    with torch.no_grad():
+        assert torch.equal(copied(SOURCE, TARGET), model(SOURCE, TARGET)) and kinds_of(copied) == kinds_of(model)
+        assert not {id(p) for p in copied.parameters()} & {id(p) for p in model.parameters()}
+        assert torch.equal(undo(copied)(SOURCE, TARGET), undo(model)(SOURCE, TARGET)) and kinds_of(copied) == kinds_of(model)
+        copied.embedding.weight.zero_()
+        assert model(SOURCE, TARGET).any()
+
+
+def test_only_parts_of_exactly_these_kinds_are_replaced():
+    model = tiny(dropout=0.0).float()
+
+    def own(part):
+        """The same part as one of a class from outside."""
+        part.__class__ = type(f"My{type(part).__name__}", (type(part),), {})
+        return part
+
+    first, last = model.encoder.layers[0], model.decoder.layers[1]
+    mine = [own(part) for part in (model.source_positions, model.decoder, first.self_attention.attention, last.cross_attention,
+                                   last.residual[2], last.residual[0].norm, first.residual[0].dropout)]
+    with torch.no_grad():
+        expected = model(SOURCE, TARGET)
+        for purpose, precision in (("translate", "bf16"), *PURPOSES, ("translate", "int8")):
+            if precision != "bf16" and len(mine) == 7:  # products from outside would have to take bfloat16
+                mine += [own(undo(model).embedding), own(first.feed_forward.W_1)]
+            found = prepare(model, purpose, precision)(SOURCE, TARGET)
+            assert all(part in set(model.modules()) for part in mine) and isinstance(model.encoder, LeanEncoder)
+            assert (found - expected).norm() < {"fp32": 1e-5, "bf16": 0.03, "int8": 0.05}[precision] * expected.norm()
+
+
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_models_of_any_type_translate_in_fewer_bits(precision, dtype):
+    model = tiny(300, dropout=0.0).to(dtype)
+    expected = copy.deepcopy(model).double()(SOURCE, TARGET)
+    found = prepare(model, "translate", precision)(SOURCE, TARGET).double()
+    assert (found - expected).norm() < 0.05 * expected.norm()
+    assert len(greedy_decode(model, SOURCE, extra=3)) == len(beam_search(model, SOURCE, 3, extra=3)) == 3
+
+
+def test_unknown_words_are_refused_and_change_nothing():
+    model = prepare(tiny(), "train")
+    before = list(model.modules())
+    with pytest.raises(ValueError, match="purpose='fly' is unknown: give 'train' or 'translate'"):
+        prepare(model, "fly")
+    with pytest.raises(ValueError, match="precision='fp8' is unknown: give 'fp32' or 'bf16' or 'int8'"):
+        prepare(model, "translate", "fp8")
+    assert list(model.modules()) == before
+    with pytest.raises(ValueError, match="'int8' is for the CPU, and the model is on meta: give 'bf16'"):
+        prepare(copy.deepcopy(model).to("meta"), "translate", "int8")
+
+
+# The book's model, and the command line
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_the_book_s_model_translates_alike_when_prepared(dtype):
+    saved = book_model()
+    model, sentences = copy.deepcopy(saved.model).to(dtype), [source for source, _ in load_corpus("toy").test[:100]]
+    expected = [translate(model, saved.tokenizer, sentences, beam=beam) for beam in (1, 4)]
+    for purpose in ("translate", "train"):  # what has just been trained may be asked too
+        prepare(model, purpose)
+        assert [translate(model, saved.tokenizer, sentences, beam=beam) for beam in (1, 4)] == expected
+    assert len(set(expected[0])) > 90
+
+
+@pytest.mark.parametrize("purpose, precision, bound", [("train", "fp32", 1e-5), ("translate", "fp32", 1e-5), ("translate", "bf16", 0.03),
+                                                       ("translate", "int8", 0.05)])
+def test_the_book_s_model_has_the_same_logits_when_prepared(purpose, precision, bound):
+    saved = book_model()
+    model, pairs = copy.deepcopy(saved.model), load_corpus("toy").test[:20]
+    source = pad([[*saved.tokenizer.encode(text, "en"), END] for text, _ in pairs])
+    target = pad([[BEGIN, *saved.tokenizer.encode(text, "de")] for _, text in pairs])
+    with torch.no_grad():
+        expected, found = model(source, target), prepare(model, purpose, precision)(source, target).float()
+    real = target != PAD
+    assert (found - expected)[real].norm() < bound * expected[real].norm()
+    assert (found.argmax(dim=-1) == expected.argmax(dim=-1))[real].float().mean() >= (0.99 if precision != "fp32" else 1)
+
+
+TEXTS = ["the dog sees a cat .", "", "a cat .", "the cat sleeps .", "   ", "a a a a a a a a a", "cat"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model") / "saved"
+    save_checkpoint(folder, tiny(len(WORDS), seed=2, N=1).float(), WORDS, source_language="en")
+    return str(folder)
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+@pytest.mark.parametrize("precision", [None, "fp32", "bf16", "int8"])
+def test_the_command_line_translates_with_a_prepared_model(folder, precision, beam, monkeypatch, capsysbinary):
+    model, seen = tiny(len(WORDS), seed=2, N=1).float(), []
+    expected = translate(prepare(model, "translate", precision or "fp32", rows=32 * beam), WORDS, TEXTS, beam=beam)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join(TEXTS).encode())))
+    told = ["--model", folder, "--beam", str(beam), *(["--precision", precision] if precision else [])]
+    main(told, prepare=lambda *given: seen.append(given[1:]) or prepare(*given))
+    assert capsysbinary.readouterr().out.decode() == "".join(f"{line}\n" for line in expected) and len(set(expected)) > 3
+    assert seen == [("translate", precision or "fp32", 32 * beam)]
+
+
+@pytest.mark.parametrize("module", ["decoding", "training", "variations", "parsing"])
+def test_the_commands_are_quick_and_their_modules_plain(module):
+    """What runs as a program hands the prepared parts on; what is imported knows nothing of them."""
+    code = (ROOT / "annotated" / f"{module}.py").read_text(encoding="utf-8")
+    before, _, guard = code.partition('if __name__ == "__main__"')
+    handed = "main(prepare=prepare)" if module == "decoding" else "main(build=transformer_to_train, loss=ChunkedLoss)"
+    assert handed in guard and "fast import" in guard and "annotated.fast" not in before.replace("`annotated.fast.prepare`", "")
+
+
+def test_the_command_line_knows_three_precisions(folder, capsys):
+    with pytest.raises(SystemExit):
+        main(["--model", folder, "--precision", "fp8"])
+    assert "invalid choice: 'fp8'" in capsys.readouterr().err
