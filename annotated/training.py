@@ -31,6 +31,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
@@ -48,7 +49,7 @@ from annotated.checkpoints import (
     set_random_state,
 )
 from .corpora import load_corpus
-from .regularization import LabelSmoothingLoss, sixteen_bit_dropout
+from .regularization import LabelSmoothingLoss
 from .schedule import NoamSchedule, adam
 from .tokens import PAD, UNKNOWN, SubwordTokenizer, WordTokenizer
 from .transformer import Transformer, TransformerConfig
@@ -146,40 +147,43 @@ def share(batch, part, parts):
     return Batch(batch.source[:1], batch.target_in[:1], torch.full_like(batch.target_out[:1], PAD))
 
 # %% ../notebooks/17_training.ipynb #72a455e1
-def backward_share(network, batch, criterion, config, rank=0, world=1):
-    """Add the gradient of this process's share of a batch, micro-batch by micro-batch; return its part of the loss.
+def backward_share(model, batch, criterion, config, rank=0, world=1, network=None):
+    """Add the gradient of this process's share of a batch; return its part of the loss.
 
-    batch: the whole one, on the device. criterion: with reduction="sum". The loss is a mean over the tokens of the whole
-    batch: the parts of all processes sum to it, and the mean of their gradients (which DDP takes) is its gradient.
+    batch: the whole one, on the device. criterion: with reduction="sum". The loss is a mean over the
+    tokens of the whole batch: the parts of all processes sum to it, and the mean of their gradients
+    (which DDP takes) is its gradient. network: what is called in place of `model.hidden`.
     """
-    tokens, total, model = batch.tokens, 0.0, getattr(network, "module", network)  # DDP keeps the model there
+    tokens, total, hidden = batch.tokens, 0.0, network or model.hidden
     for micro in range(config.accumulate):
         part = share(batch, rank * config.accumulate + micro, world * config.accumulate)
         last = micro == config.accumulate - 1
-        with nullcontext() if last or not isinstance(network, DistributedDataParallel) else network.no_sync():
-            with torch.autocast(part.source.device.type, torch.bfloat16, enabled=config.precision == "bf16"):
-                hidden = network(part.source, part.target_in, project=False)
-                loss = criterion.of_hidden(hidden, model.embedding.weight, part.target_out)
+        waits = isinstance(network, DistributedDataParallel) and not last
+        kind, low = part.source.device.type, config.precision == "bf16"
+        with network.no_sync() if waits else nullcontext():
+            with torch.autocast(kind, torch.bfloat16, enabled=low):
+                x = hidden(part.source, part.target_in)  # (pairs, m, d_model)
+                loss = criterion.of_hidden(x, model.embedding.weight, part.target_out)
             loss = loss / tokens
             (loss * world).backward()
         total += loss.detach()
     return total
 
 # %% ../notebooks/17_training.ipynb #f34629d3
-def validation_loss(model, pairs, max_tokens=4096, shared=False):
+def validation_loss(model, pairs, max_tokens=4096, shared=False, loss=LabelSmoothingLoss):
     """Mean negative log-likelihood a target token in nats, without dropout and smoothing; exp of it is the perplexity.
 
     shared: every process started by torchrun calls this, takes some of the batches, and gets the loss over all of
     them. The model is in the same mode afterwards. ValueError for no pairs, and for a pair longer than `max_tokens`.
     """
     device = next(model.parameters()).device
-    nll = LabelSmoothingLoss(0.0, model.config.pad_id, reduction="sum")
+    nll = loss(0.0, model.config.pad_id, reduction="sum")
     rank, world = ranks() if shared else (0, 1)
     total, tokens = 0.0, 0
     with evaluating(model):
         for indices in token_batches(pair_lengths(pairs), max_tokens, order="sorted")[rank::world]:
             batch = Batch.collate([pairs[i] for i in indices]).to(device)
-            hidden = model(batch.source, batch.target_in, project=False)
+            hidden = model.hidden(batch.source, batch.target_in)
             total += nll.of_hidden(hidden, model.embedding.weight, batch.target_out).item()
             tokens += batch.tokens
     if shared:
@@ -269,7 +273,7 @@ class Run:
     """
 
     def __init__(self, model, config, pairs, folder=None, tokenizer=None):
-        self.model, self.config, self.tokenizer = sixteen_bit_dropout(model), config, tokenizer
+        self.model, self.config, self.tokenizer = model, config, tokenizer
         self.folder = None if folder is None else Path(folder)
         self.device, (self.rank, self.world) = next(model.parameters()).device, ranks()
         torch.manual_seed(config.seed + (self.rank << 20))  # each its own dropout: 32 bits count
@@ -328,11 +332,11 @@ def apply_gradient(run, loss, indices):
         raise ValueError(f"the gradients of {run.config.max_skipped} steps in a row are not finite, {last}: {mend}")
 
 # %% ../notebooks/17_training.ipynb #5d4e3049
-def add_row(run, pairs, rate):
+def add_row(run, pairs, rate, loss=LabelSmoothingLoss):
     """Validate on `pairs`, add a row to the log and return it; ValueError for a loss that runs away."""
     progress, config = run.progress, run.config
     budget = max(config.max_tokens // (run.world * config.accumulate), int(pair_lengths(pairs).max()))
-    valid = validation_loss(run.model, pairs, budget, shared=True)
+    valid = validation_loss(run.model, pairs, budget, shared=True, loss=loss)
     if not valid < 100:  # or NaN
         mend = "give a smaller factor or a longer warmup"
         raise ValueError(f"the validation loss is {valid} at step {progress['step']}: {mend}")
@@ -380,9 +384,21 @@ def _use_large_pages(size):
     free(span)
 
 # %% ../notebooks/17_training.ipynb #6d9e6e6d
-def _wrap(network, config, world):
-    """The model as the loop calls it: compiled if wanted, and of several processes with the gradients averaged."""
-    network = torch.compile(network, dynamic=True) if config.compile else network
+class _Hidden(nn.Module):
+    """A model whose call is `hidden`: what compilers and DistributedDataParallel wrap is a call."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, source, target):
+        """Ids -> hidden vectors (batch, m, d_model)."""
+        return self.model.hidden(source, target)
+
+
+def _wrap(model, config, world):
+    """`model.hidden`, compiled if wanted, and of several processes with the gradients averaged."""
+    network = torch.compile(_Hidden(model), dynamic=True) if config.compile else _Hidden(model)
     return DistributedDataParallel(network) if world > 1 else network
 
 
@@ -412,7 +428,8 @@ class _Teller:
             self.writer.add_scalar(name, value, row["step"])
 
 # %% ../notebooks/17_training.ipynb #0303f9fd
-def train(model, train_pairs, valid_pairs, config, show_progress=True, run_folder=None, tokenizer=None, writer=None):
+def train(model, train_pairs, valid_pairs, config, show_progress=True, run_folder=None, tokenizer=None, writer=None,
+          loss=LabelSmoothingLoss):
     """Train `model` in place on pairs of ids, leave it in eval mode, return the log: a dict each validation (5.2, 5.3).
 
     The pairs are lists, or `EncodedPairs` on the disk. A dict holds: step; train_loss (smoothed, with dropout, nats a
@@ -420,29 +437,29 @@ def train(model, train_pairs, valid_pairs, config, show_progress=True, run_folde
     tokens (real target tokens so far); and skipped, if there were any: steps whose gradients were not finite, each with
     its pairs. With a `run_folder` there are checkpoints (with the `tokenizer`), the run goes on from the newest, and
     SIGTERM ends it with exit status 75 after one more. writer: something with `add_scalar(name, value, step)`, such as
-    TensorBoard's, for the rows (in one process). Sets PyTorch's global seed. Under torchrun all processes call this with
+    TensorBoard's, for the rows (in one process). loss: the class of the loss. Sets PyTorch's global seed. Under torchrun all processes call this with
     the same arguments. ValueError for no pairs, a pair longer than `config.max_tokens`, a loss that runs away, a folder
     of another run; MemoryError for a batch that is too large.
     """
     _check_pairs_fit("train_pairs", train_pairs, config.max_tokens)
     _check_pairs_fit("valid_pairs", valid_pairs, config.max_tokens)
     run = Run(model, config, (train_pairs, valid_pairs), run_folder, tokenizer)
-    criterion = LabelSmoothingLoss(config.label_smoothing, model.config.pad_id, reduction="sum")
+    criterion = loss(config.label_smoothing, model.config.pad_id, reduction="sum")
     rehearse(model.train(), train_pairs, criterion, config, run.world)
     network, progress, teller = _wrap(model, config, run.world), run.progress, _Teller(run, show_progress, writer)
     with teller.bar, noting_sigterm(run_folder is not None) as noted:
         for indices in islice(index_stream(train_pairs, config.max_tokens, config.seed), progress["step"], config.steps):
             batch = Batch.collate([train_pairs[i] for i in indices]).to(run.device)
             run.optimizer.zero_grad()
-            loss = backward_share(network, batch, criterion, config, run.rank, run.world)
-            loss, stop = sum_over_ranks(loss.item(), len(noted), device=run.device)
+            part = backward_share(model, batch, criterion, config, run.rank, run.world, network)
+            total, stop = sum_over_ranks(part.item(), len(noted), device=run.device)
             rate = run.schedule.get_last_lr()[0]
             progress["step"] += 1
             progress["tokens"] += batch.tokens
-            apply_gradient(run, loss, indices)
+            apply_gradient(run, total, indices)
             done = progress["step"] == config.steps
             if progress["step"] % config.validate_every == 0 or done:
-                teller.tell(add_row(run, valid_pairs, rate))
+                teller.tell(add_row(run, valid_pairs, rate, loss))
                 give_memory_back()
             if run_folder is not None and (progress["step"] % config.save_every == 0 or done or stop):
                 save_run(run)
@@ -464,11 +481,11 @@ PRESETS = {  # name: (fields of TransformerConfig, TrainingConfig)
 
 # %% ../notebooks/17_training.ipynb #8108f78b
 def train_on(corpus, tokenizer, model_config, training_config, show_progress=True, device="cpu", run_folder=None,
-             writer=None):
+             writer=None, build=Transformer, loss=LabelSmoothingLoss):
     """Build a model, train it on a corpus and return (model, log); the seed decides the first weights too (5.2).
 
     corpus: a `Corpus`, or a `Prepared` one, whose pairs are ids already; tokenizer: fitted on its training pairs;
-    run_folder (for checkpoints) and writer: as in `train`. ValueError for a corpus with fewer than two training pairs or an empty validation split, and as `train`.
+    run_folder (for checkpoints), writer and loss: as in `train`; build: makes the model of a configuration. ValueError for a corpus with fewer than two training pairs or an empty validation split, and as `train`.
     """
     for split, least in (("train", 2), ("valid", 1)):
         pairs = getattr(corpus, split)
@@ -478,8 +495,8 @@ def train_on(corpus, tokenizer, model_config, training_config, show_progress=Tru
     if not isinstance(corpus.train, EncodedPairs):
         pairs = [encode_pairs(split, tokenizer, corpus.source_language, corpus.target_language) for split in pairs]
     torch.manual_seed(training_config.seed)
-    model = Transformer(model_config).to(device)
-    return model, train(model, *pairs, training_config, show_progress, run_folder, tokenizer, writer)
+    model = build(model_config).to(device)
+    return model, train(model, *pairs, training_config, show_progress, run_folder, tokenizer, writer, loss)
 
 # %% ../notebooks/17_training.ipynb #02c2a580
 def train_book_model(folder, show_progress=True):
@@ -643,7 +660,7 @@ def _save_result(options, model, tokenizer, corpus, checkpoints, **info):
                     target_language=corpus.target_language, averaged=[path.name for path in last], **info)
 
 # %% ../notebooks/17_training.ipynb #5cd8644e
-def _train_as_told(options, device):
+def _train_as_told(options, device, **how):
     """Train and save as the parsed options say; whatever is wrong with them is a ValueError or an OSError."""
     run, start = _check_folders(options), time.time()
     preset = options["preset"] or ("toy" if options["corpus"] == "toy" else "small")
@@ -657,7 +674,8 @@ def _train_as_told(options, device):
         print(corpus, config, training_config, sep="\n")
     told = first and options["tensorboard"]
     with _summary_writer(options["tensorboard"]) if told else nullcontext() as writer:
-        model, log = train_on(corpus, tokenizer, config, training_config, device=device, run_folder=run, writer=writer)
+        model, log = train_on(corpus, tokenizer, config, training_config, device=device, run_folder=run, writer=writer,
+                              **how)
     if first:
         seconds = {"wall": round(time.time() - start), "processor": round(time.process_time())}
         _save_result(options, model, tokenizer, corpus, run_checkpoints(run) if run else [],
@@ -666,17 +684,19 @@ def _train_as_told(options, device):
               f"validation perplexity {log[-1]['valid_perplexity']:.2f}; saved in {options['out']}")
 
 
-def main(arguments=None):
-    """Train from a terminal, as `python -m annotated.training --help` explains."""
+def main(arguments=None, **how):
+    """Train from a terminal, as `python -m annotated.training --help` explains; how: as for `train_on`."""
     parser = build_parser()
     options = vars(parser.parse_args(arguments))
     keep_memory()
     with one_line_errors(parser), process_group(options["device"], options["timeout"]) as device:
-        _train_as_told(options, device)
+        _train_as_told(options, device, **how)
 
 
 if __name__ == "__main__" and "__file__" in globals():
-    main()
+    from annotated.fast import ChunkedLoss, transformer_to_train  # the program is quick; the module is plain
+
+    main(build=transformer_to_train, loss=ChunkedLoss)
 
 # %% ../notebooks/17_training.ipynb #0d74050e
 def updates_in(seconds, updates, run, least=0.5):

@@ -1,12 +1,17 @@
 """Greedy decoding and beam search against plain loops and brute force; translation of texts line by line."""
 
 import copy
+import inspect
 import io
 import itertools
+import math
 import os
 import shutil
+import subprocess
 import sys
+from collections import Counter
 from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -20,20 +25,21 @@ from annotated.batches import pad
 from annotated.checkpoints import save_checkpoint
 from annotated.corpora import load_corpus
 from annotated.decoding import (
-    Int8Linear,
-    PackedLinear,
-    RoughLook,
+    IncrementalDecoder,
+    KeyValueCache,
     beam_search,
     check_beam,
     greedy_decode,
-    largest,
     length_penalty,
+    likeliest,
     main,
     most_probable,
-    packed_copy,
     read_input,
+    sample,
     translate,
+    write,
 )
+from annotated.embeddings import TokenEmbedding
 from annotated.tokens import BEGIN, END, PAD, UNKNOWN, SubwordTokenizer, WordTokenizer
 from annotated.training import TrainingConfig, book_model, train
 from annotated.transformer import Transformer, TransformerConfig
@@ -119,15 +125,15 @@ def test_each_sentence_stops_at_its_own_limit():
 
 def test_stops_at_the_end_token():
     model, calls = always(tiny(), token=END), []
-    model.decoder.register_forward_hook(lambda *_: calls.append(1))
+    model.decoder.layers[0].feed_forward.register_forward_hook(lambda *_: calls.append(1))
     assert greedy_decode(model, pad([[4, END], [5, 6, END]])) == [[], []]
     assert len(calls) == 1, "went on after every sentence had ended"
 
 
 def test_decoding_encodes_once_and_stops_when_all_have_ended():
     model, counts = copy.deepcopy(half_trained(1)), {"encoder": 0, "decoder": 0}
-    for name in counts:
-        getattr(model, name).register_forward_hook(lambda *_, name=name: counts.update({name: counts[name] + 1}))
+    for name, part in (("encoder", model.encoder), ("decoder", model.decoder.layers[-1].feed_forward)):
+        part.register_forward_hook(lambda *_, name=name: counts.update({name: counts[name] + 1}))
     sources = [[4, 5, END], [6, 7, 8, END]]
     outputs = greedy_decode(model, pad(sources), extra=9)
     needed = max(min(len(ids) + 1, len(source) + 9) for ids, source in zip(outputs, sources, strict=True))
@@ -137,7 +143,7 @@ def test_decoding_encodes_once_and_stops_when_all_have_ended():
 @pytest.mark.parametrize("decode", [greedy_decode, beam_search])
 def test_each_step_computes_the_newest_token_only_for_the_sentences_that_go_on(decode):
     model, fed, projected = copy.deepcopy(half_trained(1)), [], []
-    model.decoder.register_forward_pre_hook(lambda _, given: fed.append(tuple(given[0].shape[:2])))
+    model.decoder.layers[0].feed_forward.register_forward_pre_hook(lambda _, given: fed.append(tuple(given[0].shape[:2])))
     model.decoder.layers[0].cross_attention.W_K.register_forward_hook(lambda _, __, out: projected.append(len(out)))
     sources = [[4, 5, END], [6, 7, 8, END], [11, 9, 9, 9, 9, END]]
     decode(model, pad(sources), extra=9)
@@ -180,7 +186,7 @@ def test_mode_is_restored_after_an_error():
 
 def test_no_gradient_is_kept():
     model, grads = tiny().train(), []
-    model.decoder.register_forward_hook(lambda _, __, hidden: grads.append(hidden.requires_grad))
+    model.decoder.layers[0].feed_forward.register_forward_hook(lambda _, __, hidden: grads.append(hidden.requires_grad))
     greedy_decode(model, pad([[4, END]]), extra=1)
     assert grads and not any(grads) and torch.is_grad_enabled()
 
@@ -193,10 +199,10 @@ def test_learned_positions_end_the_translation_at_their_last_place():
 
 @pytest.mark.parametrize("source, extra, message", [
     (torch.tensor([[4, END]]), -1, "extra=-1.*0 or more"), (torch.tensor([4, END]), 5, r"source has shape \(2,\)"),
-    (torch.tensor([[4.0, END]]), 5, "source is a tensor of torch.float32"),
-    (torch.zeros(0, 3, dtype=torch.int64), 5, "source is empty"),
+    (torch.tensor([[4.0, END]]), 5, "source is of torch.float32"),
+    (torch.zeros(0, 3, dtype=torch.int64), 5, r"source has shape \(0, 3\)"),
 ])
-def test_bad_input_is_refused(source, extra, message):
+def test_bad_input_is_refused(source, extra, message, unenforced):
     with pytest.raises(ValueError, match=message):
         greedy_decode(tiny(), source, extra)
 
@@ -341,7 +347,7 @@ def test_c26_a_wider_beam_may_lose_and_mostly_does_not():
 
 def test_early_stop_saves_steps_and_waits_where_something_may_still_win():
     model, calls = always(tiny(), token=END), []
-    model.decoder.register_forward_hook(lambda *_: calls.append(1))
+    model.decoder.layers[0].feed_forward.register_forward_hook(lambda *_: calls.append(1))
     found = beam_search(model, pad([[4, END], [5, 6, END]]), beam=3)
     assert [pairs[0][0] for pairs in found] == [[], []] and len(calls) < 5, "50 steps for nothing"
     for seed in (6, 11):  # with a strong penalty a short one leads, and a long one overtakes it
@@ -388,185 +394,209 @@ def test_bad_options_of_the_beam_are_refused(options, message):
             check_beam(**options)
 
 
-# Less to look at, and fewer bits
+# Sampling
 
-@settings(deadline=None, max_examples=80)
-@given(st.integers(1, 4), st.integers(4, 400), st.integers(1, 4), st.integers(1, 5), st.integers(0, 10**6))
-def test_the_largest_in_two_levels_are_those_of_topk(rows, types, k, block, seed):
-    x = torch.rand(rows, types, generator=torch.Generator().manual_seed(seed)).log()
-    x[:, seed % types] = -torch.inf
-    x[0, -1 - seed % 3] = 1.0  # often in no whole block
-    values, places = largest(x, k, block)
-    assert torch.equal(values, x.topk(k).values) and torch.equal(x.gather(1, places), values)
-    assert all(len(set(row)) == k for row in places.tolist())
-
-
-def test_of_equals_the_first_is_taken_as_by_argmax():
-    x = torch.randint(0, 3, (50, 200), generator=torch.Generator().manual_seed(0)).float()
-    assert torch.equal(largest(x, block=3)[1][:, 0], x.argmax(dim=1))
+def by_hand(logits, temperature, top_k=None, top_p=None):
+    """{token: probability} of the next one, one after the other."""
+    allowed = {token: math.exp(logits[token] / temperature) for token in range(len(logits)) if token not in (PAD, BEGIN)}
+    p = {token: value / sum(allowed.values()) for token, value in allowed.items()}
+    kept, together = {}, 0.0
+    for token in sorted(p, key=p.get, reverse=True)[:top_k]:
+        if top_p is not None and together >= top_p:
+            break
+        kept[token], together = p[token], together + p[token]
+    return {token: value / together for token, value in kept.items()}
 
 
-@settings(deadline=None, max_examples=30)
-@given(st.integers(1, 40), st.sampled_from([4, 500, 200_000]), st.sampled_from([torch.bfloat16, torch.float32, torch.float64]),
-       st.integers(1, 4), st.floats(0.1, 50), st.integers(0, 10**6))
-def test_the_most_probable_are_those_of_the_softmax(rows, types, dtype, k, spread, seed):
-    if rows * types > 1_000_000:
-        rows = 5
-    logits = (torch.randn(rows, types, generator=torch.Generator().manual_seed(seed)) * spread).to(dtype)
-    kind, given_logits = torch.promote_types(dtype, torch.float32), logits.clone()
-    log_p, ids = most_probable(logits, k, kind)
-    expected = logits.double() - logits.double().logsumexp(dim=1, keepdim=True)
-    expected[:, [PAD, BEGIN]] = -torch.inf
-    assert log_p.shape == ids.shape == (rows, k) and log_p.dtype == kind and torch.equal(logits, given_logits)
-    assert torch.allclose(log_p.double(), expected.sort(dim=1, descending=True).values[:, :k], rtol=1e-6, atol=2e-5)
-    assert torch.allclose(log_p.double(), expected.gather(1, ids), rtol=1e-6, atol=2e-5)
-    assert all(len(set(row)) == k for row in ids.tolist())
+def assert_frequencies(drawn, expected):
+    """Each outcome as often as its probability says, within 4 standard errors; none that has no probability."""
+    assert set(drawn) <= set(expected)
+    for outcome, p in expected.items():
+        assert abs(drawn[outcome] / drawn.total() - p) <= 4 * math.sqrt(p * (1 - p) / drawn.total()) + 1e-12, outcome
 
 
-def test_the_largest_are_found_without_a_look_at_every_place(monkeypatch):
-    seen, topk = [], torch.Tensor.topk
-    monkeypatch.setattr(torch.Tensor, "topk", lambda x, k: (seen.append(x.size(1)), topk(x, k))[1])
-    largest(torch.randn(2, 37_000), 4)
-    assert max(seen) < 2000
-
-
-@pytest.mark.parametrize("dtype, bound", [(torch.float32, 1e-6), (torch.bfloat16, 0.01)])
-@pytest.mark.parametrize("rows", [1, 5, 40])
-def test_a_packed_layer_is_the_plain_layer(dtype, bound, rows):
-    torch.manual_seed(rows)
-    layer, x = torch.nn.Linear(48, 37), torch.randn(rows, 2, 48)
-    if not PackedLinear.works(x.to(dtype)):
-        pytest.skip("this machine packs no such weights")
+@pytest.mark.parametrize("knobs", [
+    {}, {"temperature": 0.5}, {"temperature": 3.0}, {"top_k": 3}, {"top_p": 0.6}, {"temperature": 1.5, "top_k": 5, "top_p": 0.7},
+    {"top_k": 2, "top_p": 0.99}, {"top_k": 100, "top_p": 1.0},
+], ids=str)
+def test_first_tokens_come_as_often_as_their_probability_says(knobs):
+    model, source = small(3, vocab_size=12), torch.full((500, 1), END)
     with torch.no_grad():
-        ours, expected = PackedLinear(layer.weight.to(dtype), layer.bias.to(dtype))(x.to(dtype)), layer(x)
-    assert ours.dtype == dtype and (ours.float() - expected).norm() <= bound * expected.norm()
+        logits = model(source[:1], torch.tensor([[BEGIN]]))[0, -1].tolist()
+    expected = by_hand(logits, **{"temperature": 1.0, **knobs})
+    drawn = Counter(ids[0] if ids else END for seed in range(40) for ids in sample(model, source, seed=seed, extra=0, **knobs))
+    assert_frequencies(drawn, expected)
+    assert len(expected) == {"{'top_k': 3}": 3, "{'top_k': 2, 'top_p': 0.99}": 2}.get(str(knobs), len(expected)) and len(expected) > 1
 
 
-@pytest.mark.parametrize("rows", [1, 32])
-@pytest.mark.parametrize("engine", [True, False])
-def test_weights_of_8_bits_are_rounded_row_by_row(rows, engine, monkeypatch):
-    if not engine:
-        monkeypatch.setattr(Int8Linear, "pack", lambda *_: None)
+def test_later_tokens_are_drawn_after_what_was_drawn():
+    model, source = small(5), pad([[4, END], [5, END]] * 250)
+    expected = [{}, {}]
+    for found, ids in zip(expected, ([4, END], [5, END]), strict=True):
+        for first, second in itertools.product(range(END, 6), repeat=2):
+            words = [first] if first == END else [first, second]
+            with torch.no_grad():
+                logits = model(torch.tensor([ids]), torch.tensor([[BEGIN, *words[:-1]]]))[0].tolist()
+            shares = [by_hand(row, temperature=1.3)[word] for row, word in zip(logits, words, strict=True)]
+            found[tuple(word for word in words if word != END)] = math.prod(shares)
+    assert all(abs(sum(found.values()) - 1) < 1e-9 for found in expected)
+    drawn = [tuple(ids) for seed in range(20) for ids in sample(model, source, temperature=1.3, seed=seed, extra=0)]
+    for start, found in enumerate(expected):
+        assert_frequencies(Counter(drawn[start::2]), found)
+
+
+def test_a_seed_says_what_is_drawn_and_one_token_to_choose_from_is_greedy():
+    model, source = half_trained(1), pad([[4, 5, END], [6, 7, 8, END], [11, 9, 9, 9, END]])
+    before = torch.get_rng_state()
+    first = sample(model, source, 2.0, seed=5, extra=9)
+    torch.rand(3)
+    assert sample(model, source, 2.0, seed=5, extra=9) == first
+    torch.set_rng_state(before)
+    assert len({str(sample(model, source, 2.0, seed=seed, extra=9)) for seed in range(5)}) == 5
+    assert torch.equal(torch.get_rng_state(), before), "draws from a generator of its own"
+    greedy = greedy_decode(model, source, extra=9)
+    assert sample(model, source, 2.0, top_k=1, extra=9) == sample(model, source, 2.0, top_p=1e-9, extra=9) == greedy != first
+
+
+@pytest.mark.parametrize("knobs, message", [
+    ({"temperature": 0}, "temperature=0 will not do"), ({"temperature": -1.0}, "temperature=-1.0 will not do"),
+    ({"temperature": math.nan}, "temperature=nan will not do"), ({"top_k": 0}, "top_k=0 will not do: give .* a top_k from 1 up"),
+    ({"top_p": 0.0}, "top_p=0.0 will not do"), ({"top_p": 1.1}, "top_p=1.1 will not do"), ({"extra": -1}, "extra=-1 will not do"),
+])
+def test_knobs_that_leave_nothing_to_draw_are_refused(knobs, message):
+    with pytest.raises(ValueError, match=message):
+        sample(tiny(), pad([[4, END]]), **knobs)
+
+
+# A way of one's own
+
+def greedy_after(model, source, prefix, extra=50):
+    """Greedy decoding of translations that begin with these tokens."""
+    left = list(prefix)
+
+    def choose(hidden):
+        if left:
+            return source.new_full((len(hidden), 1), left.pop(0))
+        return likeliest(model.embedding, hidden)
+
+    return write(model, source, choose, extra)
+
+
+def test_another_way_of_writing_is_a_function_of_a_few_lines():
+    model, sources, prefix = half_trained(1), [[4, 5, END], [6, 7, 8, END], [11, 9, 9, 9, 9, END]], [9, 4, 4]
+    found = greedy_after(model, pad(sources), prefix, extra=6)
+    for ids, output in zip(sources, found, strict=True):
+        assert output[:3] == prefix
+        for n in range(3, len(ids) + 6):
+            with torch.no_grad():
+                logits = model(torch.tensor([ids]), torch.tensor([[BEGIN, *output[:n]]]))[0, -1]
+            assert logits[END:].argmax() + END == (output[n] if n < len(output) else END)
+            if n >= len(output):
+                break
+    assert found != greedy_decode(model, pad(sources), extra=6) and len(inspect.getsource(greedy_after).splitlines()) <= 20
+
+
+# Steps
+
+def lively(**changes):
+    """A random model whose norms and biases do something too, in double precision."""
+    model = tiny(**changes)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+kinds = st.fixed_dictionaries({"norm_first": st.booleans(), "positions": st.sampled_from(["sinusoidal", "learned"]),
+                               "max_length": st.just(15), "seed": st.integers(0, 999)})
+
+
+@settings(deadline=None, max_examples=25)
+@given(kinds, sentences_of_ids, st.lists(st.integers(1, 4), min_size=1, max_size=3))
+def test_steps_of_one_or_more_tokens_are_the_whole_decoder(kind, sources, cuts):
+    model, source = lively(**kind), pad(sources)
+    target = torch.randint(UNKNOWN, 12, (len(sources), sum(cuts)))
+    with torch.no_grad():
+        decoder = IncrementalDecoder(model, source, capacity=sum(cuts))
+        found = torch.cat([decoder.step(part) for part in target.split(cuts, dim=1)], dim=1)
+        assert (found - model.hidden(source, target)).abs().max() < 1e-12
+    with pytest.raises(ValueError, match=f"room for {sum(cuts)} positions, not {sum(cuts) + 1}: give a larger capacity"):
+        decoder.step(target[:, :1])
+
+
+@settings(deadline=None, max_examples=25)
+@given(kinds, sentences_of_ids, st.lists(st.integers(1, 2), min_size=2, max_size=5), st.integers(1, 3), st.integers(0, 999))
+def test_rows_that_leave_change_places_or_share_a_memory_stay_themselves(kind, sources, cuts, slots, seed):
+    """Each row is compared with its own prefix beside its own source, alone and without padding."""
+    model, draw = lively(**kind), torch.Generator().manual_seed(seed)
+    alive, rows = list(range(len(sources))), [(i, []) for i in range(len(sources))]
+    with torch.no_grad():
+        decoder = IncrementalDecoder(model, pad(sources), capacity=sum(cuts))
+        for new in cuts:
+            tokens = torch.randint(UNKNOWN, 12, (len(rows), new), generator=draw)
+            rows = [(i, prefix + more) for (i, prefix), more in zip(rows, tokens.tolist(), strict=True)]
+            for hidden, (i, prefix) in zip(decoder.step(tokens), rows, strict=True):
+                expected = model.hidden(torch.tensor([sources[i]]), torch.tensor([prefix]))[0, -new:]
+                assert (hidden - expected).abs().max() < 1e-12
+            stay = (torch.rand(len(alive), generator=draw) < 0.7).nonzero()[:, 0]
+            stay = stay if len(stay) else torch.tensor([len(alive) - 1])
+            each = len(rows) // len(alive)
+            chosen = (stay.unsqueeze(1) * each + torch.randint(each, (len(stay), slots), generator=draw)).flatten()
+            decoder.select(chosen, stay)
+            alive, rows = [alive[k] for k in stay], [rows[k] for k in chosen]
+
+
+def test_a_cache_gives_back_what_it_was_given():
+    cache, draw = KeyValueCache(6), torch.Generator().manual_seed(0)
+    K, V = torch.zeros(3, 2, 0, 4), torch.zeros(3, 2, 0, 5)  # d_k is not d_v
+    for new, rows in ((1, [2, 0, 0, 1]), (2, [3, 1]), (1, [0, 1, 1, 0, 0]), (2, [4])):
+        k, v = torch.randn(len(K), 2, new, 4, generator=draw), torch.randn(len(K), 2, new, 5, generator=draw)
+        K, V = torch.cat([K, k], dim=2), torch.cat([V, v], dim=2)
+        found = cache.extend(k, v)
+        assert torch.equal(found[0], K) and torch.equal(found[1], V)
+        cache.select(torch.tensor(rows))
+        K, V = K[rows], V[rows]
+    with pytest.raises(ValueError, match="room for 6 positions, not 7"):
+        cache.extend(k[:1, :, :1], v[:1, :, :1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_the_plain_choices_are_those_of_the_softmax(dtype):
     torch.manual_seed(0)
-    weight, bias = torch.randn(37, 48) * torch.logspace(-3, 3, 37).unsqueeze(1), torch.randn(37)
-    layer = Int8Linear(weight, bias, rows)
-    assert (layer.packed is not None) == (engine and bool({"fbgemm", "onednn"} & set(torch.backends.quantized.supported_engines)))
-    scale = weight.abs().amax(dim=1) / 127
-    expected = ((weight / scale.unsqueeze(1)).round() * scale.unsqueeze(1)).T  # what an input of ones and zeros reads off
-    assert torch.allclose(layer(torch.eye(48)) - bias, expected, rtol=2e-3, atol=1e-4 * 1)
-    x = torch.randn(9, 3, 48)
-    plain = torch.nn.functional.linear(x, weight, bias)
-    off = (layer(x) - plain).flatten(0, 1).norm(dim=0) / plain.flatten(0, 1).norm(dim=0)
-    assert off.max() < 0.03, "a small row is rounded as finely as a large one"
-
-
-rough_products = pytest.mark.skipif(not PackedLinear.works(torch.zeros(1, 1, dtype=torch.bfloat16)), reason="no packed bf16 weights here")
-
-
-@rough_products
-@settings(deadline=None, max_examples=150)
-@given(st.integers(1, 9), st.integers(3, 700), st.integers(1, 80), st.sampled_from([0.0, 1e-5, 1e-3, 0.03, 1.0]), st.floats(0, 2),
-       st.integers(0, 10**6))
-def test_what_a_rough_look_is_sure_of_is_the_largest(rows, types, d_model, apart, uneven, seed):
-    draw = torch.Generator().manual_seed(seed)
-    weight = torch.randn(1, d_model, generator=draw) + apart * torch.randn(types, d_model, generator=draw)  # alike, or not at all
-    weight = weight * (uneven * torch.randn(types, 1, generator=draw)).exp()
-    hidden = torch.randn(rows, d_model, generator=draw)
-    ids, sure = RoughLook(weight)(hidden)
-    assert ids.shape == sure.shape == (rows, 1) and (ids > BEGIN)[sure].all()
-    logits = hidden.double() @ weight.double().T
-    found, best = logits.gather(1, ids), logits[:, END:].amax(dim=1, keepdim=True)
-    rounding = 2**-22 * d_model * hidden.norm(dim=1, keepdim=True) * weight.norm(dim=1).max()  # what fp32 cannot tell apart
-    assert (found >= best - rounding)[sure].all()
-    if types > 20 and apart == 0 == uneven:
-        assert not sure.any(), "all types are the same"
-
-
-@rough_products
-def test_a_rough_look_is_nearly_always_sure_of_random_logits():
-    draw = torch.Generator().manual_seed(0)
-    weight, hidden = torch.randn(5000, 64, generator=draw), torch.randn(400, 64, generator=draw)
-    weight[END] = 40.0  # one long row widens the bound of its own logit only
-    hidden[:, 0] = -100.0
-    ids, sure = RoughLook(weight)(hidden)
-    weight[[PAD, BEGIN]] = 0.0
-    assert sure.float().mean() > 0.95 and torch.equal(ids[sure], (hidden @ weight.T).argmax(dim=1, keepdim=True)[sure])
-
-
-@rough_products
-@pytest.mark.parametrize("alike", [False, True])
-def test_greedy_decoding_with_a_rough_look_writes_the_same(alike, monkeypatch):
-    monkeypatch.setattr(RoughLook, "pays", lambda weight: True)
-    model, seen = tiny(3000, d_model=64, d_ff=128, h=4).float(), []
-    if alike:  # so near each other that bf16 cannot tell them apart
-        with torch.no_grad():
-            model.embedding.weight.copy_(model.embedding.weight[5] + 0.003 * model.embedding.weight)
-    fast, source = packed_copy(model), torch.randint(4, 3000, (9, 7), generator=torch.Generator().manual_seed(1))
-    fast.embedding.rough.register_forward_hook(lambda look, given, answer: seen.append(answer[1]))
-    expected = greedy_decode(model, source, extra=12)
-    assert greedy_decode(fast, source, extra=12) == expected and {len(ids) for ids in expected} != {0}
-    sure = torch.cat(seen).float().mean()
-    assert len(seen) >= 19 and (sure < 0.5 if alike else sure > 0.9)
-
-
-def test_the_rough_look_is_taken_where_it_pays(monkeypatch):
-    large, small = torch.zeros(1 << 14, 256), torch.zeros(1 << 13, 256)
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
-    assert RoughLook.pays(large) == PackedLinear.works(torch.zeros(1, 1, dtype=torch.bfloat16))
-    assert not RoughLook.pays(small) and not RoughLook.pays(large.double()) and not RoughLook.pays(large.to("meta"))
-    for known in ({"avx512_bf16": False}, {}):  # emulated, or not heard of
-        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda known=known: known)
-        assert not RoughLook.pays(large)
-    monkeypatch.delattr(torch.cpu, "get_capabilities")  # as in older versions of PyTorch
-    assert not RoughLook.pays(large)
-    model = tiny(3000).float()
-    monkeypatch.setattr(RoughLook, "pays", lambda weight: False)
-    assert getattr(packed_copy(model).embedding, "rough", None) is None
-    monkeypatch.setattr(RoughLook, "pays", lambda weight: True)
-    for precision in ("bf16", "int8"):
-        assert getattr(packed_copy(model, precision).embedding, "rough", None) is None, "these are not to be more exact than they are"
-
-
-@pytest.mark.parametrize("precision, bound", [("fp32", 1e-5), ("bf16", 0.03), ("int8", 0.05)])
-def test_a_packed_copy_is_the_same_model(precision, bound):
-    model = tiny(3000, d_model=64, d_ff=128, h=4).float().train()
-    source = torch.randint(4, 3000, (3, 7))
-    fast = packed_copy(model, precision)
-    assert model.training and not fast.training and all(p.dtype == torch.float32 for p in model.parameters())
+    embedding, hidden = TokenEmbedding(50, 8).to(dtype), 3 * torch.randn(40, 8).to(dtype)
+    logits = embedding.project(hidden).detach().double()
+    expected = logits - logits.logsumexp(dim=1, keepdim=True)
+    expected[:, [PAD, BEGIN]] = -torch.inf
     with torch.no_grad():
-        expected, got = model.eval()(source, source), fast(source, source).float()
-    assert 0 <= (got - expected).norm() / expected.norm() < bound
-    assert (precision == "fp32") == torch.allclose(got, expected, atol=1e-4)
-    kinds = {type(module) for module in fast.modules()}
-    assert torch.nn.Linear not in kinds or precision != "int8"
-    assert [len(ids) > 0 for ids in greedy_decode(fast, source)] == [True] * 3 and len(beam_search(fast, source, 2)) == 3
+        tokens, (log_p, found) = likeliest(embedding, hidden), most_probable(embedding, hidden, 5)
+    assert log_p.dtype == torch.promote_types(dtype, torch.float32), "sums in half precision would be coarse"
+    assert tokens.shape == (40, 1) and torch.equal(tokens, expected.argmax(dim=1, keepdim=True))
+    assert torch.allclose(log_p.double(), expected.topk(5).values, rtol=0, atol=1e-5)
+    assert torch.allclose(log_p.double(), expected.gather(1, found), rtol=0, atol=1e-5)
+
+
+def compiled_steps():
+    """What the test below runs in a process of its own, where shapes are not enforced: compilers cannot see through that."""
+    model, sources = copy.deepcopy(half_trained(1)), [[7, 4, 9], [5, 5, 8, 6, 10, 4], [11], [6, 7, 8, 9]]
+    source = pad([[*ids, END] for ids in sources])
+    expected = greedy_decode(model, source, extra=6), beam_search(model, source, 3, extra=6, n_best=2)
+    calls, compiled = [], torch.compile(IncrementalDecoder.step, dynamic=True)
+    IncrementalDecoder.step = lambda *given: calls.append(len(given[1])) or compiled(*given)
+    assert greedy_decode(model, source, extra=6) == expected[0] and len(calls) > 3
+    for found, plain in zip(beam_search(model, source, 3, extra=6, n_best=2), expected[1], strict=True):
+        assert_same(found, plain)
+    print("the same")
 
 
 @pytest.mark.long  # the compiler takes a minute
 @pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="torch.compile needs a C++ compiler")
 def test_a_compiled_step_writes_the_same():
-    model, sources = copy.deepcopy(half_trained(1)), [[7, 4, 9], [5, 5, 8, 6, 10, 4], [11], [6, 7, 8, 9]]
-    source = pad([[*ids, END] for ids in sources])
-    expected = greedy_decode(model, source, extra=6), beam_search(model, source, 3, extra=6, n_best=2)
-    calls, compiled = [], torch.compile(model.decode, dynamic=True)
-    model.decode = lambda *arguments: calls.append(len(arguments[0])) or compiled(*arguments)
-    assert greedy_decode(model, source, extra=6) == expected[0] and len(calls) > 3
-    for found, plain in zip(beam_search(model, source, 3, extra=6, n_best=2), expected[1], strict=True):
-        assert_same(found, plain)
-
-
-def test_translation_in_another_precision_is_that_of_a_packed_copy(model):
-    for precision, beam in itertools.product(("fp32", "bf16", "int8"), (1, 3)):
-        expected = translate(packed_copy(model, precision, rows=4 * beam), WORDS, TEXTS, beam=beam)
-        assert translate(model, WORDS, TEXTS, beam=beam, precision=precision) == expected
-    assert next(model.parameters()).dtype == torch.float64, "the model itself stays as it is"
-
-
-def test_unknown_precisions_are_refused(model):
-    with pytest.raises(ValueError, match="precision='fp8' is unknown: give 'fp32', 'bf16' or 'int8'"):
-        translate(model, WORDS, TEXTS, precision="fp8")
-    with pytest.raises(ValueError, match="'int8' is for the CPU, and the model is on meta: give 'bf16'"):
-        packed_copy(copy.deepcopy(model).to("meta"), "int8")
+    here = Path(__file__).parent
+    paths = os.pathsep.join(str(path) for path in (here, here.parent))
+    done = subprocess.run([sys.executable, "-c", "import test_decoding; test_decoding.compiled_steps()"], text=True,
+                          capture_output=True, env=os.environ | {"PYTHONPATH": paths})
+    assert done.returncode == 0 and done.stdout == "the same\n", done.stderr
 
 
 # Texts
@@ -706,16 +736,6 @@ def test_command_line_passes_beam_and_alpha_on(folder, model, monkeypatch, capsy
         expected = translate(model, WORDS, ["a cat ."], beam=3 if options else 1, alpha=2.0 if "2" in options else 0.6)
         assert capsysbinary.readouterr().out.decode() == f"{expected[0]}\n"
     assert seen == [(3, 0.6), (3, 0.6), (3, 2.0), (3, 2.0)], "twice each: by main and by this test; greedy needs none"
-
-
-def test_command_line_passes_the_precision_on(folder, monkeypatch, capsysbinary):
-    seen = []
-    monkeypatch.setattr(decoding, "packed_copy", lambda *given, **more: seen.append(given[1]) or packed_copy(*given, **more))
-    for options in ([], ["--precision", "bf16"], ["--precision", "int8"]):
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a cat .\n")))
-        main(["--model", folder, *options])
-        assert capsysbinary.readouterr().out.count(b"\n") == 1
-    assert seen == ["bf16", "int8"]
 
 
 def test_output_file_appears_whole_or_not_at_all(folder, tmp_path, monkeypatch):

@@ -30,7 +30,7 @@ def long_run(folder, before_forward=lambda calls: None):
     pairs = [([draw.randrange(4, 16) for _ in range(draw.randrange(1, 9))], [draw.randrange(4, 16)]) for _ in range(60)]
     torch.manual_seed(ranks()[0])
     model = Transformer(TransformerConfig(16, N=1, d_model=16, d_ff=32, h=2, dropout=0.1))
-    model.register_forward_pre_hook(lambda *_: (calls.append(1), before_forward(len(calls)))[1])
+    model.encoder.register_forward_pre_hook(lambda *_: (calls.append(1), before_forward(len(calls)))[1])
     config = TrainingConfig(steps=40, max_tokens=64, warmup=20, factor=0.3, validate_every=10, save_every=3, keep_last=2)
     return train(model, pairs, pairs[:9], config, show_progress=False, run_folder=folder)
 '''
@@ -57,20 +57,19 @@ with process_group("cpu", timeout):
 '''
 WORKER = LONG_RUN + '''
 import copy, json, math
-from torch.nn.parallel import DistributedDataParallel
 from annotated import training
 from annotated.batches import Batch
 from annotated.regularization import LabelSmoothingLoss
 from annotated.training import backward_share, sum_over_ranks
 
 class Poisoned(Transformer):
-    """A model whose logits are NaN for a batch that holds the source token 9, once the rehearsal is over."""
+    """A model whose hidden vectors are NaN for a batch that holds the source token 9, once the rehearsal is over."""
 
     healthy = 1
 
-    def forward(self, source, target, project=True):
+    def hidden(self, source, target):
         self.healthy -= self.training
-        return super().forward(source, target, project) * (math.nan if self.healthy < 0 and (source == 9).any() else 1)
+        return super().hidden(source, target) * (math.nan if self.healthy < 0 and (source == 9).any() else 1)
 
 torch.set_num_threads(1)
 with process_group("cpu", 60):
@@ -81,8 +80,8 @@ with process_group("cpu", 60):
     torch.manual_seed(rank)  # DDP takes the first weights of rank 0
     model = Transformer(TransformerConfig(20, N=1, d_model=16, d_ff=32, h=2, dropout=0.0)).double()
     report = {"world": world, "gradients": []}
-    network = copy.deepcopy(model)
-    network = DistributedDataParallel(network) if world > 1 else network
+    other = copy.deepcopy(model)
+    network = training._wrap(other, TrainingConfig(), world)
     criterion = LabelSmoothingLoss(0.1, reduction="sum")
     synchronised = []
     if world > 1:
@@ -91,8 +90,8 @@ with process_group("cpu", 60):
     for size, accumulate in ((12, 1), (12, 3), (1, 2)):  # of one sentence three of four shares are empty
         network.zero_grad()
         config = TrainingConfig(accumulate=accumulate)
-        loss = backward_share(network, Batch.collate(pairs[:size]), criterion, config, rank, world)
-        gradient = torch.cat([weight.grad.flatten() for weight in network.parameters()])
+        loss = backward_share(other, Batch.collate(pairs[:size]), criterion, config, rank, world, network)
+        gradient = torch.cat([weight.grad.flatten() for weight in other.parameters()])
         report["gradients"].append([*sum_over_ranks(loss.item()), *gradient.tolist()])
     report["reductions"] = len(synchronised)
     seen, stream = [], training.index_stream
