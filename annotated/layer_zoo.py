@@ -4,17 +4,19 @@
 
 # %% auto #0
 __all__ = ['LAYERS', 'windows', 'ConvolutionalLayer', 'SeparableConvolutionalLayer', 'RecurrentLayer', 'SelfAttention',
-           'band_mask', 'restricted_attention', 'RestrictedSelfAttention', 'check_layer', 'layer_operations',
-           'path_length', 'sequential_products', 'stack_states', 'reached_by_change', 'reached_by_gradient']
+           'band_mask', 'restricted_attention', 'RestrictedAttention', 'RestrictedSelfAttention', 'check_layer',
+           'layer_operations', 'path_length', 'sequential_products', 'stack_states', 'reached_by_change',
+           'reached_by_gradient']
 
 # %% ../notebooks/09_why_self_attention.ipynb #02699c1d
 import math
 
 import torch
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .attention import check_attention_shapes, scaled_dot_product_attention
+from .attention import Mask, scaled_dot_product_attention
 from .multi_head import MultiHeadAttention
 
 # %% ../notebooks/09_why_self_attention.ipynb #867221d2
@@ -115,17 +117,22 @@ def band_mask(n, r):
     return (distance >= -(r // 2)) & (distance <= (r - 1) // 2)
 
 # %% ../notebooks/09_why_self_attention.ipynb #003e444c
-def restricted_attention(query, key, value, r, mask=None):
+def restricted_attention(
+    query: Float[Tensor, "*#batch n d_k"],
+    key: Float[Tensor, "*#batch n d_k"],
+    value: Float[Tensor, "*#batch n d_v"],
+    r,
+    mask: Mask = None,
+) -> Float[Tensor, "*#batch n d_v"]:
     """Attention of each position to the r positions around it, in O(r n d) time and memory (section 4).
 
-    query, key (..., n, d_k), value (..., n, d_v); mask: boolean, broadcasting to (..., 1, n), True = key may be seen
-    (such as padding_mask). Returns (..., n, d_v), zeros where a position sees nothing. ValueError if shapes do not fit.
+    mask: broadcasts to (..., 1, n), True = key may be seen (such as padding_mask). Zeros where a
+    position sees nothing. ValueError for r below 1, and for a mask with more than one row.
     """
-    check_attention_shapes(query, key, value, mask)
     n = query.size(-2)
-    if r < 1 or key.size(-2) != n or n < 1:
-        raise ValueError(f"r={r}, {n} queries, {key.size(-2)} keys: expected r from 1 up, and as many keys as queries")
-    if mask is not None and mask.dim() > 1 and mask.size(-2) != 1:
+    if r < 1:
+        raise ValueError(f"r={r}: expected a whole number from 1 up")
+    if mask is not None and mask.size(-2) != 1:
         raise ValueError(f"mask has shape {tuple(mask.shape)}: expected (..., 1, {n}), one row of keys for all queries")
     left, right = min(r // 2, n - 1), min((r - 1) // 2, n - 1)
     block, stretch = left + 1 + right, 2 * (left + right) + 1
@@ -136,7 +143,7 @@ def restricted_attention(query, key, value, r, mask=None):
         return F.pad(x, (0, 0, left, right + extra)).unfold(-2, stretch, block).transpose(-2, -1)
 
     known = torch.ones(1, n, dtype=torch.bool, device=query.device)
-    known = (known if mask is None else torch.atleast_2d(mask) & known)[..., 0, :]             # (..., n)
+    known = (known if mask is None else mask & known)[..., 0, :]                               # (..., n)
     known = F.pad(known, (left, right + extra)).unfold(-1, stretch, block)                     # (..., blocks, stretch)
     steps = torch.arange(stretch, device=query.device)
     distance = steps - steps[:block, None]                                                     # (block, stretch)
@@ -146,22 +153,27 @@ def restricted_attention(query, key, value, r, mask=None):
     return output.flatten(-3, -2)[..., :n, :]                                                  # (..., n, d_v)
 
 # %% ../notebooks/09_why_self_attention.ipynb #c5af73c4
-class RestrictedSelfAttention(SelfAttention):
-    """Self-attention in which each position sees the r positions around it alone (section 4), without an n × n matrix.
+class RestrictedAttention(nn.Module):
+    """`restricted_attention` as the part of a layer that looks; it makes no weights (section 4)."""
 
-    Its mask says which keys exist: (batch, 1, 1, n). It has no matrix of weights to record.
+    def __init__(self, r):
+        super().__init__()
+        self.r = r
+
+    def forward(self, query, key, value, mask: Mask = None):
+        """(output, None); shapes as in `restricted_attention`."""
+        return restricted_attention(query, key, value, self.r, mask), None
+
+
+class RestrictedSelfAttention(SelfAttention):
+    """Self-attention in which each position sees the r positions around it alone (section 4).
+
+    There is no n × n matrix. Its mask says which keys exist: (batch, 1, 1, n).
     """
 
     def __init__(self, d_model, h, r, d_k=None, d_v=None):
         super().__init__(d_model, h, d_k, d_v)
-        if r < 1:
-            raise ValueError(f"r={r}: expected a whole number from 1 up")
-        self.r = r
-
-    def attend(self, Q, K, V, mask=None):
-        if self.recorder is not None:
-            raise ValueError("restricted attention keeps no matrix of weights: record SelfAttention with a band_mask")
-        return restricted_attention(Q, K, V, self.r, mask)
+        self.attention = RestrictedAttention(r)
 
 # %% ../notebooks/09_why_self_attention.ipynb #be6f2d36
 LAYERS = ("self-attention", "restricted self-attention", "recurrent", "convolution", "dilated convolution",

@@ -30,6 +30,7 @@ from .checkpoints import average_checkpoints, load_checkpoint, run_checkpoints, 
 from .corpora import checkout_data, data_root, find_file, read_lines, whole_file
 from .decoding import beam_search, check_beam, greedy_decode
 from .evaluation import describe_machine, provenance
+from .regularization import LabelSmoothingLoss
 from .tokens import END, SPECIAL_PIECES, UNKNOWN
 from .toy_language import generate_corpus, read_sentences
 from .training import TrainingConfig, check_device, keep_memory, one_line_errors, train
@@ -539,18 +540,19 @@ def parse_sentences(model, vocabulary, sentences, beam=21, alpha=0.3, extra=300,
 
 # %% ../notebooks/22_constituency_parsing.ipynb #009e35a0
 def train_parser(treebank, vocabulary, model_config, training_config, copies=1, parts=False, show_progress=True, run_folder=None,
-                 device="cpu"):
+                 device="cpu", build=Transformer, loss=LabelSmoothingLoss):
     """Build a `Transformer`, train it on a treebank, and return (model, log, number of training trees left out as too long).
 
     copies, parts: as in `tree_pairs`. run_folder: for checkpoints, as in `train`; the run goes on from the newest there.
+    build, loss: as in `train_on`.
     """
     room = training_config.max_tokens
     splits = [[tree for tree in trees if len(linearize(tree)) < room] for trees in (treebank.train, treebank.valid)]
     seed = training_config.seed
     pairs = tree_pairs(splits[0], vocabulary, copies, seed, parts), tree_pairs(splits[1], vocabulary)
     torch.manual_seed(seed)
-    model = Transformer(model_config).to(device)
-    log = train(model, *pairs, training_config, show_progress, run_folder)
+    model = build(model_config).to(device)
+    log = train(model, *pairs, training_config, show_progress, run_folder, loss=loss)
     return model, log, len(treebank.train) - len(splits[0])
 
 # %% ../notebooks/22_constituency_parsing.ipynb #49f049dd
@@ -625,7 +627,7 @@ def _chosen(options, config_class):
     return {name: options[name] for name in config_class.__dataclass_fields__ if options.get(name) is not None}
 
 
-def _train_as_told(options, treebank, folder, device):
+def _train_as_told(options, treebank, folder, device, **how):
     """Train as the parsed options say and save the model in `folder`; the checkpoints lie beside it."""
     preset = options["preset"] or (options["treebank"] if options["treebank"] in PRESETS else "gum")
     fields_, training_config, pairs = PRESETS[preset]
@@ -636,7 +638,7 @@ def _train_as_told(options, treebank, folder, device):
     print(treebank, config, training_config, pairs, sep="\n", flush=True)
     run, start = folder.with_name(folder.name + "-checkpoints"), time.time()
     model, log, left_out = train_parser(treebank, vocabulary, config, training_config, pairs["copies"], pairs["parts"],
-                                        run_folder=run, device=device)
+                                        run_folder=run, device=device, **how)
     last = run_checkpoints(run)[-options["average"]:]
     if last:
         model.load_state_dict(average_checkpoints(last))
@@ -675,8 +677,8 @@ def _score_as_told(options, treebank, folder, device, command):
             file.write("".join(f"{tree or '(TOP)'}\n" for tree in trees).encode("utf-8"))
 
 
-def main(arguments=None):
-    """Train and score a parser from a terminal, as `python -m annotated.parsing --help` explains."""
+def main(arguments=None, **how):
+    """Train and score a parser from a terminal, as `python -m annotated.parsing --help` explains; how: as for `train_on`."""
     parser = parsing_options()
     arguments = sys.argv[1:] if arguments is None else arguments
     options = vars(parser.parse_args(arguments))
@@ -686,9 +688,11 @@ def main(arguments=None):
         device, folder = check_device(options["device"]), Path(options["out"])
         treebank = load_treebank(options["treebank"])
         if not folder.exists():
-            _train_as_told(options, treebank, folder, device)
+            _train_as_told(options, treebank, folder, device, **how)
         _score_as_told(options, treebank, folder, device, shlex.join(["python", "-m", "annotated.parsing", *arguments]))
 
 
 if __name__ == "__main__" and "__file__" in globals():
-    main()
+    from annotated.fast import ChunkedLoss, transformer_to_train  # the program is quick; the module is plain
+
+    main(build=transformer_to_train, loss=ChunkedLoss)

@@ -230,11 +230,11 @@ class _Lines:
             print(f"step {step}: validation perplexity {value:.2f}", flush=True)
 
 
-def run_row(row, seed, corpus, tokenizer, out, work, device="cpu", command=""):
+def run_row(row, seed, corpus, tokenizer, out, work, device="cpu", command="", **how):
     """Train a row, measure it and write its result into the folder `out`; returns the result (6.2).
 
     A finished result is only read. A run that was interrupted goes on from its checkpoint in the folder `work`. ValueError
-    for a result or a checkpoint of other facts, and for a run at which another process is working.
+    for a result or a checkpoint of other facts, and for a run at which another process is working. how: as for `train_on`.
     """
     path, run = result_path(out, row.name, seed), Path(work) / f"{row.name}.seed{seed}"
     facts = task_facts(row, seed, corpus, tokenizer)
@@ -245,7 +245,7 @@ def run_row(row, seed, corpus, tokenizer, out, work, device="cpu", command=""):
                 return result
             with counting_seconds(run / "seconds.json") as seconds:
                 training = replace(row.training, seed=seed)
-                model, log = train_on(corpus, tokenizer, row.config, training, False, device, run, _Lines())
+                model, log = train_on(corpus, tokenizer, row.config, training, False, device, run, _Lines(), **how)
                 measured = measure(model, tokenizer, corpus)
                 result = {**facts, **measured, "parameters": sum(weight.numel() for weight in model.parameters()),
                           "seconds": seconds(), "machine": describe_machine(device), "command": command, **provenance(SELF), "log": log}
@@ -504,8 +504,11 @@ def lengths_main(arguments):
             file.write(json.dumps(facts, indent=1).encode("utf-8") + b"\n")
 
 # %% ../notebooks/21_model_variations.ipynb #f97f08f1
-def main(arguments=None):
-    """Table 3 from a terminal: `python -m annotated.variations CORPUS --out FOLDER`, or `… lengths --out FILE` (C17)."""
+def main(arguments=None, **how):
+    """Table 3 from a terminal: `python -m annotated.variations CORPUS --out FOLDER`, or `… lengths --out FILE` (C17).
+
+    how: as for `train_on`.
+    """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if arguments[:1] == ["lengths"]:
         return lengths_main(arguments[1:])
@@ -533,11 +536,13 @@ def main(arguments=None):
             name, seed = options.run
             told = ["--scale", scale, *(text for key, value in size.items() if value for text in (f"--{key}", str(value)))]
             words = " ".join(["python -m annotated.variations", options.corpus, "--out", options.out, *told, "--run", *options.run])
-            return run_row(known[name], int(seed), corpus, tokenizer, options.out, options.work, options.device, words)
+            return run_row(known[name], int(seed), corpus, tokenizer, options.out, options.work, options.device, words, **how)
         devices = devices_for(options.device, options.workers)
         results = sweep(options.corpus, options.out, options.work, scale, options.rows, options.seeds, devices, **size)
         print(f"{len(results)} results in {options.out}")
 
 
 if __name__ == "__main__" and "__file__" in globals():
-    main()
+    from annotated.fast import ChunkedLoss, transformer_to_train  # the program is quick; the module is plain
+
+    main(build=transformer_to_train, loss=ChunkedLoss)
