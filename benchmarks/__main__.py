@@ -6,6 +6,8 @@ import json
 import os
 import platform
 import re
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -39,16 +41,28 @@ def machine_facts(options):
             "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")}
 
 
+def checkout(revision):
+    """A folder with the code of a revision: its own package, and its own way of being measured."""
+    folder = (BUILD / "revisions" / revision).resolve()
+    if not folder.is_dir():
+        new = folder.with_suffix(".part")
+        new.mkdir(parents=True)
+        code = subprocess.run(["git", "archive", revision, "annotated", "benchmarks"], capture_output=True, check=True).stdout
+        subprocess.run(["tar", "-x", "-C", str(new)], input=code, check=True)
+        new.rename(folder)
+    return folder
+
+
 class Group:
     """The processes of the systems that some cells share; those that cannot be made are remembered with the reason."""
 
-    def __init__(self, cells, options):
+    def __init__(self, cells, options, everyone):
         self.options, self.workers, self.failed, self.facts, self.peaks = options, {}, {}, {}, {}
         task, size, table = cells[0].group
         keys = dict.fromkeys(self.key(cell, entrant) for cell in cells for entrant in cell.entrants)
         self.available = available_memory()
         for key in keys:  # all at once, as starting is mostly reading
-            self.workers[key] = self.start(key[0], table, options)
+            self.workers[key] = everyone[key] = self.start(key[0], table, options)
             self.workers[key].send(do="build", task=task, size=size, table=table, precision=key[1])
         for key in keys:
             self.attempt(key, lambda worker: worker.receive(300), self.facts)
@@ -63,8 +77,10 @@ class Group:
         """A worker, with the allocator's settings for all alike if the table is to be fair."""
         environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads), "MKL_NUM_THREADS": str(options.threads),
                        "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", **(ALLOCATOR if table == "fair" else {})}
-        command = [sys.executable, "-m", "benchmarks.worker", system, str(options.threads), options.device]
-        return Worker(command, environment, BUILD / "workers.log")
+        name, _, revision = system.partition("@")
+        folder = checkout(revision) if revision else Path.cwd()
+        command = [sys.executable, "-m", "benchmarks.worker", name, str(options.threads), options.device]
+        return Worker(command, {**environment, "PYTHONPATH": str(folder)}, BUILD / "workers.log", folder)
 
     def attempt(self, key, action, keep=None):
         """What the action gives for the worker of `key`; None if that fails, and the reason is remembered."""
@@ -158,6 +174,10 @@ def chosen_cells(options):
             entrants = tuple(entrant for entrant in cell.entrants if entrant.system.split(",")[0] in options.systems)
             kept += [work.replace(cell, entrants=entrants)] if entrants else []
         cells = kept
+    if options.against:
+        ours = [[entrant for entrant in cell.entrants if entrant.system == "annotated"] for cell in cells]
+        both = [(*each, *(work.replace(one, system=f"annotated@{options.against}") for one in each)) for each in ours]
+        cells = [work.replace(cell, entrants=entrants) for cell, entrants in zip(cells, both, strict=True) if entrants]
     return [list(group) for _, group in itertools.groupby(cells, key=lambda cell: cell.group)]
 
 
@@ -171,6 +191,7 @@ def parse(arguments):
     add("--threads", type=int, default=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
     add("--only", default="", metavar="REGEX", help="cells whose name this matches")
     add("--systems", type=lambda text: text.split(","), help="of these systems only, with commas between them")
+    add("--against", metavar="REVISION", help="race our own code here against that of a revision, and nothing else")
     add("--effort", type=float, default=1.0, help="times the usual number of seconds for each cell")
     add("--patience", type=float, default=600, help="seconds after which a visit is given up")
     add("--device", default="cpu", choices=["cpu", "cuda"])
@@ -179,9 +200,28 @@ def parse(arguments):
     return parser.parse_args(arguments)
 
 
+def race(options, results, watch, workers, start):
+    """Measure all cells, and put their figures into `results`; `workers` holds the processes that are there."""
+    measure = workers["rates"]
+    for cells in chosen_cells(options):
+        results["rates"].append(measure.ask(do="rates"))
+        settle(measure.process.pid)
+        print(f"[{time.time() - start:.0f} s] {', '.join(cells[0].group)}: starting the systems", flush=True)
+        group = Group(cells, options, workers)
+        for cell in cells:
+            group.peaks = {}
+            results["cells"].append(run_cell(cell, group, watch, options))
+            print(f"[{time.time() - start:.0f} s]", report.one_line(results["cells"][-1]), flush=True)
+        group.close()
+        for key in group.workers:
+            workers.pop(key)
+        (BUILD / "so_far.json").write_text(json.dumps(results) + "\n")  # for --report, if the run comes to no end
+
+
 def main(arguments=None):
     """Measure, or report what was measured; exit status 3 for a busy machine."""
     options = parse(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an end by way of `finally`: the workers end, too
     BUILD.mkdir(parents=True, exist_ok=True)
     if options.report:
         results = json.loads(options.report.read_text())
@@ -207,27 +247,16 @@ def main(arguments=None):
 
     here = sorted(f"benchmarks/{path.name}" for path in Path(__file__).parent.glob("*.py"))
     results |= provenance(*here, "annotated/training.py", "annotated/decoding.py")
-    measure = Group.start("annotated", "fair", options)
-    workers["rates"] = measure
-    for cells in chosen_cells(options):
-        results["rates"].append(measure.ask(do="rates"))
-        settle(measure.process.pid)
-        print(f"[{time.time() - start:.0f} s] {', '.join(cells[0].group)}: starting the systems", flush=True)
-        group = Group(cells, options)
-        workers.update(group.workers)
-        for cell in cells:
-            group.peaks = {}
-            results["cells"].append(run_cell(cell, group, watch, options))
-            print(f"[{time.time() - start:.0f} s]", report.one_line(results["cells"][-1]), flush=True)
-        group.close()
-        for key in group.workers:
-            workers.pop(key)
-        (BUILD / "so_far.json").write_text(json.dumps(results) + "\n")  # for --report, if the run comes to no end
-    measure.close()
+    workers["rates"] = Group.start("annotated", "fair", options)
+    try:
+        race(options, results, watch, workers, start)
+    finally:
+        for worker in workers.values():
+            worker.close(kill=True)
     results["seconds"] = round(time.time() - start)
     disturbed = options.busy_anyway and max([idle] + [cell["foreign"]["worst"] for cell in results["cells"]]) > FOREIGN
     results |= {"disturbed": disturbed, "aims": report.aims(results)}
-    partial = options.quick or options.only or options.systems or options.effort < 1
+    partial = options.quick or options.only or options.systems or options.against or options.effort < 1
     out = options.out or (BUILD / f"{'quick' if options.quick else 'part'}.json" if partial or disturbed else
                           Path("results") / f"bench{'' if options.device == 'cpu' else '_' + options.device}.json")
     out.parent.mkdir(parents=True, exist_ok=True)

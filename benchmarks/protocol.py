@@ -32,10 +32,10 @@ def serve(handle, requests, replies):
 class Worker:
     """The other side of `serve`: a process that is started with `command` and asked with `ask`."""
 
-    def __init__(self, command, environment=None, log=None):
+    def __init__(self, command, environment=None, log=None, folder=None):
         self.log = open(log, "ab") if log else subprocess.DEVNULL
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log,
-                                        env=environment, bufsize=0)
+                                        env=environment, cwd=folder, bufsize=0)
         self.rest = b""
 
     def send(self, **request):

@@ -88,25 +88,26 @@ class Annotated(System):
         self.model = Transformer(TransformerConfig(vocab_size, N=N, d_model=d_model, d_ff=d_ff, h=h, dropout=0.1))
 
     def make_optimizer(self):
+        from annotated.fast import prepare
         from annotated.training import Run, TrainingConfig
 
         self.configs = {precision: TrainingConfig(precision=precision, max_tokens=100_000) for precision in DTYPES}
-        self.run, self.network = Run(self.model, self.configs["fp32"], ()), self.model
+        self.run, self.network = Run(prepare(self.model, "train"), self.configs["fp32"], ()), None
         return self.run.optimizer
 
     def compile(self):
         """As `annotated.training` does."""
-        self.network = torch.compile(self.model, dynamic=True)
+        self.network = torch.compile(self.model.hidden, dynamic=True)
 
     def train_step(self, batch, precision):
         """What `annotated.training.train` does for each batch."""
         from annotated.batches import Batch
-        from annotated.regularization import LabelSmoothingLoss
+        from annotated.fast import ChunkedLoss
         from annotated.training import apply_gradient, backward_share
 
-        criterion = LabelSmoothingLoss(0.1, PAD, reduction="sum")
+        criterion = ChunkedLoss(0.1, PAD, reduction="sum")
         self.run.optimizer.zero_grad()
-        loss = backward_share(self.network, Batch(*batch), criterion, self.configs[precision]).item()
+        loss = backward_share(self.model, Batch(*batch), criterion, self.configs[precision], network=self.network).item()
         self.run.progress["step"] += 1
         apply_gradient(self.run, loss, torch.empty(0))
         return loss
@@ -116,21 +117,16 @@ class Annotated(System):
         with torch.no_grad():
             self.model.decoder.layers[-1].residual[-1].norm.bias.fill_(1.0)
             self.model.embedding.weight[END] = -0.2  # its logit: -0.2 · d_model
-        self.precision, self.copies = precision, {}
-        if precision == "bf16":
-            self.model.to(torch.bfloat16)
+        self.precision, self.rows = precision, None
 
     def ready(self, rows):
         """The model as the library makes it ready for about so many rows at a step; made once, before anything is timed."""
-        from annotated import decoding
+        from annotated.fast import prepare
 
-        if not hasattr(decoding, "packed_copy"):
-            if self.precision == "int8":
-                raise ValueError("this version of annotated.decoding has no int8 weights")
-            return self.model
-        if rows not in self.copies:
-            self.copies = {rows: decoding.packed_copy(self.model, self.precision, rows=rows)}
-        return self.copies[rows]
+        if rows != self.rows:
+            self.rows = rows
+            prepare(self.model, "translate", self.precision, rows)
+        return self.model
 
     def write(self, source, beam, tokens=WRITTEN):
         from annotated.decoding import beam_search, greedy_decode
@@ -142,15 +138,17 @@ class Annotated(System):
 
 
 class Compiled(Annotated):
-    """The same, each decoding step compiled into one function; it needs a C++ compiler, and some time at the first call."""
+    """The same, each layer of a decoding step compiled into one function; it needs a C++ compiler, and time at the first call."""
 
     precisions = ("fp32",)
 
     def ready(self, rows):
         """The plain model (the compiler cannot see into packed weights), compiled for all lengths at once."""
-        if not self.copies:
-            self.model.decode = torch.compile(self.model.decode, dynamic=True)
-            self.copies = {"all": self.model}
+        if self.rows is None:
+            from annotated.decoding import IncrementalDecoder
+
+            IncrementalDecoder.step = torch.compile(IncrementalDecoder.step, dynamic=True)
+            self.rows = rows
         return self.model
 
 
@@ -399,8 +397,10 @@ def attention_of(system, size):
         from annotated.multi_head import MultiHeadAttention
 
         layer = MultiHeadAttention(d_model, h)
-        if "explicit" in system:
-            layer.recorder = lambda weights: None  # whoever wants to see the weights gets the formula, written out
+        if "explicit" not in system:
+            from annotated.fast import prepare
+
+            layer = prepare(torch.nn.ModuleDict({"one": layer}), "train")["one"]
         return lambda x: layer(x, x, x), layer
     if system == "torch":
         layer = nn.MultiheadAttention(d_model, h, batch_first=True)

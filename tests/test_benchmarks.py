@@ -343,7 +343,7 @@ def test_systems_learn_and_write_as_many_tokens_as_asked(system, small):
 
 
 @pytest.mark.parametrize("system", ["annotated", "torch", "marian"])
-def test_compiled_systems_learn_the_same(system, small, monkeypatch):
+def test_compiled_systems_learn_the_same(system, small, monkeypatch, unenforced):
     from benchmarks.systems import make
     from benchmarks.worker import Bench
 
