@@ -60,9 +60,10 @@ def test_exported_cells_are_plain_python(path):
 
 
 def imported(source):
-    """Modules of `annotated` that a piece of code imports, wherever the import stands."""
-    names = set()
-    for node in ast.walk(ast.parse(source)):
+    """Modules of `annotated` that a piece of code imports, wherever the import stands, but for what it does as a program."""
+    names, tree = set(), ast.parse(source)
+    tree.body = [node for node in tree.body if not ast.unparse(node).startswith("if __name__ == '__main__'")]
+    for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level == 1:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jaxtyping import TypeCheckError
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
@@ -418,9 +419,8 @@ def test_c6_unscaled_scores_leave_the_keys_without_gradient_at_large_d_k():
     (lambda: ConvolutionalLayer(4, k=3, dilation=0), "dilation=0: expected"),
     (lambda: SeparableConvolutionalLayer(4, k=0), "width=0: expected"),
     (lambda: band_mask(4, 0), "r=0: expected"),
-    (lambda: RestrictedSelfAttention(8, h=2, r=0), "r=0: expected"),
-    (lambda: restricted_attention(*[torch.zeros(5, 4)] * 3, 0), "r=0, 5 queries, 5 keys: expected r from 1 up"),
-    (lambda: restricted_attention(torch.zeros(4, 4), *[torch.zeros(5, 4)] * 2, 3), "4 queries, 5 keys: .*as many keys as queries"),
+    (lambda: RestrictedSelfAttention(8, h=2, r=0)(torch.zeros(1, 5, 8)), "r=0: expected"),
+    (lambda: restricted_attention(*[torch.zeros(5, 4)] * 3, 0), "r=0: expected a whole number from 1 up"),
     (lambda: restricted_attention(*[torch.zeros(5, 4)] * 3, 3, band_mask(5, 3)), r"mask has shape \(5, 5\): expected \(..., 1, 5\)"),
     (lambda: layer_operations("lstm", 4, 4), "kind='lstm': expected one of self-attention, restricted"),
     (lambda: layer_operations("convolution", 4, 4), "k=None: convolution expects a whole number from 1 up"),
@@ -432,7 +432,16 @@ def test_bad_input_is_named(call, message):
         call()
 
 
+@pytest.mark.parametrize("shapes, mask, name", [
+    (((4, 4), (5, 4), (5, 4)), None, "key"), (((5, 4), (5, 3), (5, 4)), None, "key"), (((5, 4), (5, 4), (4, 4)), None, "value"),
+    (((2, 5, 4), (3, 5, 4), (3, 5, 4)), None, "key"), (((5, 4),) * 3, torch.ones(1, 5), "mask"),
+])
+def test_restricted_attention_refuses_shapes_that_do_not_fit(shapes, mask, name):
+    with pytest.raises(TypeCheckError, match=f"typechecking parameter '{name}'"):
+        restricted_attention(*map(torch.zeros, shapes), 3, mask)
+
+
 def test_restricted_attention_says_that_it_has_no_weights_to_record():
     layer = RestrictedSelfAttention(8, h=2, r=3)
-    with record_attention(layer), pytest.raises(ValueError, match="record SelfAttention with a band_mask"):
+    with record_attention(layer), pytest.raises(ValueError, match="RestrictedAttention makes no weights"):
         layer(torch.zeros(1, 4, 8))
