@@ -42,12 +42,13 @@ class KeyValueCache:
         """Append keys and values; all so far, as views. ValueError beyond the capacity."""
         if self.kept is None:
             self.kept = [x.new_empty(*x.shape[:2], self.capacity, x.size(-1)) for x in (K, V)]
-        start, self.length = self.length, self.length + K.size(-2)
-        if self.length > self.capacity:
-            got = f"the cache has room for {self.capacity} positions, not {self.length}"
+        start, end = self.length, self.length + K.size(-2)
+        if end > self.capacity:
+            got = f"the cache has room for {self.capacity} positions, not {end}"
             raise ValueError(f"{got}: give a larger capacity")
         for whole, new in zip(self.kept, (K, V), strict=True):
-            whole[:, :, start : self.length] = new
+            whole[:, :, start:end] = new
+        self.length = end
         return tuple(whole[:, :, : self.length] for whole in self.kept)
 
     def select(self, rows: Int[Tensor, " rows"]):

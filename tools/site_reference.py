@@ -64,7 +64,7 @@ def table(header, rows):
 
 
 def constants(module):
-    """Directives for the public names of a module that are neither functions nor classes, which autodoc passes over."""
+    """(name, directive) for the public names of a module that it assigns: constants, and names of shapes."""
     tree = ast.parse((PACKAGE / f"{module}.py").read_text())
     assigned = {}
     for node in (node for node in tree.body if isinstance(node, ast.Assign)):
@@ -75,15 +75,17 @@ def constants(module):
     for name in ast.literal_eval(assigned["__all__"]):
         if name in assigned:
             value = ast.unparse(assigned[name])
-            yield f".. py:data:: {name}\n   :value: {value if len(value) < 100 else value[:80] + ' …'}\n"
+            yield name, f".. py:data:: {name}\n   :value: {value if len(value) < 100 else value[:80] + ' …'}\n"
 
 
 def module_page(page):
     """Markdown of the page on one module: its docstrings, and its tests."""
     paper = f" · Paper: {numbered(page.sections)}" if page.sections else ""
     text = f"# annotated.{page.module}\n\n{{.links}}\nExplained in [{page.title}](../{page.path.name}){paper}\n\n"
+    assigned = dict(constants(page.module))
     automatic = f".. automodule:: annotated.{page.module}\n   :members:\n   :undoc-members:\n   :member-order: bysource\n"
-    text += "\n".join(["```{eval-rst}", automatic, *constants(page.module), "```\n"])
+    automatic += f"   :exclude-members: {', '.join(assigned)}\n" if assigned else ""
+    text += "\n".join(["```{eval-rst}", automatic, *assigned.values(), "```\n"])
     if page.tests:
         count = len(re.findall(r"^\s*def test_", page.tests.read_text(), re.MULTILINE))
         text += f"\n## Tests\n\n<details class=\"listing\"><summary>tests/{page.tests.name}: {count} tests</summary>\n\n"
