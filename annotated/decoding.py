@@ -39,9 +39,15 @@ class KeyValueCache:
     def extend(
         self, K: Float[Tensor, "rows h new d_k"], V: Float[Tensor, "rows h new d_v"]
     ) -> tuple[Float[Tensor, "rows h length d_k"], Float[Tensor, "rows h length d_v"]]:
-        """Append keys and values; all so far, as views. ValueError beyond the capacity."""
+        """Append keys and values; all so far, as views.
+
+        ValueError beyond the capacity, and for another number of rows.
+        """
         if self.kept is None:
             self.kept = [x.new_empty(*x.shape[:2], self.capacity, x.size(-1)) for x in (K, V)]
+        if len(K) != len(self.kept[0]):
+            got = f"{len(K)} new rows for a cache of {len(self.kept[0])}"
+            raise ValueError(f"{got}: call select when rows come or go")
         start, end = self.length, self.length + K.size(-2)
         if end > self.capacity:
             got = f"the cache has room for {self.capacity} positions, not {end}"

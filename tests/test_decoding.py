@@ -561,6 +561,15 @@ def test_a_cache_gives_back_what_it_was_given():
         cache.extend(k[:1, :, :1], v[:1, :, :1])
 
 
+def test_a_cache_refuses_rows_that_it_does_not_hold(unenforced):
+    """One row would be written into both."""
+    two, cache = torch.randn(2, 4, 3, 6), KeyValueCache(4)
+    cache.extend(two, two)
+    with pytest.raises(ValueError, match="1 new rows for a cache of 2: call select"):
+        cache.extend(two[:1, :, :1], two[:1, :, :1])
+    assert cache.length == 3
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_the_plain_choices_are_those_of_the_softmax(dtype):
     torch.manual_seed(0)

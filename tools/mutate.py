@@ -152,7 +152,7 @@ MUTATIONS = [
     ("all rows of 8 bits share a scale", "fast", "weight.abs().amax(dim=1) / 127", "weight.abs().amax().expand(len(weight)) / 127", "fast"),
     ("the padding of the target is not asked for", "transformer", "causal & padding_mask(target, self.config.pad_id)",
      "causal", "transformer"),
-    ("kept positions begin at 0", "fast", "self.table[start:end].to(x.dtype)", "self.table[: end - start].to(x.dtype)", "fast fast_parts"),
+    ("kept positions begin at 0", "fast", "self.table[start:end].to(x.dtype)", "self.table[: end - start].to(x.dtype)", "fast"),
     ("the plain part records in another mode", "multi_head", "_Place(part).train(layer.attention.training)", "_Place(part)",
      "multi_head fast"),
     ("an input is rounded for each product", "fast", "sublayer(rounded(x))", "sublayer(x)", "fast"),

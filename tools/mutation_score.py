@@ -32,7 +32,7 @@ WORK = ROOT / "_build" / "mutmut"
 TESTS = {  # module: the tests that guard it
     "attention": "attention multi_head", "multi_head": "multi_head", "feed_forward": "feed_forward", "embeddings": "embeddings",
     "positional": "positional", "masking": "masking", "stacks": "stacks", "transformer": "transformer masking",
-    "regularization": "regularization", "schedule": "schedule", "batches": "batches", "decoding": "decoding", "fast": "fast fast_parts",
+    "regularization": "regularization", "schedule": "schedule", "batches": "batches", "decoding": "decoding", "fast": "fast",
     "evaluation": "evaluation", "checkpoints": "checkpoints",
 }
 # One test asks what importing loads: it would find mutmut.
