@@ -628,6 +628,6 @@ def test_results_that_are_kept_add_up():
 def test_paper_table_has_the_printed_figures():
     import nbformat
 
-    page = nbformat.read(ROOT / "notebooks/22_constituency_parsing.ipynb", as_version=4)
+    page = nbformat.read(ROOT / "notebooks/22_parsing.ipynb", as_version=4)
     table = next(cell.source for cell in page.cells if cell.source.startswith("TABLE_4"))
     assert re.findall(r"\b(\d\d\.\d)\)", table) == "88.3 90.4 90.4 91.7 91.3 91.3 91.3 92.1 92.1 92.7 93.0 93.3".split()

@@ -248,5 +248,5 @@ def test_search_finds_the_page_about_a_word(site, browser, address, scheme):
     page = open_page(browser, address if scheme == "http" else site.as_uri() + "/", "search.html?q=softmax")
     page.wait_for_selector("#search-results li a")
     found = [link.get_attribute("href") for link in page.query_selector_all("#search-results li a")]
-    assert any("04_embeddings_and_softmax.html" in link for link in found)
+    assert any("04_embeddings.html" in link for link in found)
     page.close()
