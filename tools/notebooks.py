@@ -23,7 +23,7 @@ KEPT_METADATA = {
     "language_info": {"name": "python"},
 }
 TRAINS = ("17", "21", "22", "23")  # pages that train a model for minutes
-EXPORTED = re.compile(r"^#\|\s*export\b", re.MULTILINE)
+EXPORTED = re.compile(r"^#\|\s*exporti?\b", re.MULTILINE)
 # One thread a page, so that the digits do not depend on the machine's number of cores. Where there are two, one that waits for the other
 # must sleep: beside other work a waiting thread that spins keeps the one it waits for off the processor, and a minute becomes twenty.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GOMP_SPINCOUNT": "1000", "TOKENIZERS_PARALLELISM": "false"}
