@@ -24,7 +24,8 @@ import numpy as np
 import torch
 from filelock import FileLock
 
-from .corpora import clean_pairs, load_corpus, sha256_of, whole_file, whole_folder
+from .corpora import clean_pairs, load_corpus
+from .files import sha256_of, whole_file, whole_folder
 from .tokens import BEGIN, END, PAD, UNKNOWN, SubwordTokenizer, Tokenizer, load_tokenizer
 
 # %% ../notebooks/13_batches.ipynb #3e764688

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from .batches import pad, token_batches
 from .checkpoints import load_checkpoint
-from .corpora import whole_file
+from .files import whole_file
 from .masking import causal_mask
 from .tokens import BEGIN, END, PAD
 from .training import book_model, check_device, evaluating, keep_memory, one_line_errors

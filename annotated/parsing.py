@@ -27,9 +27,16 @@ from tqdm import tqdm
 
 from .batches import pad, token_batches
 from .checkpoints import average_checkpoints, load_checkpoint, run_checkpoints, save_checkpoint
-from .corpora import checkout_data, data_root, find_file, read_lines, whole_file
 from .decoding import beam_search, check_beam, greedy_decode
-from .evaluation import describe_machine, provenance
+from annotated.files import (
+    checkout_data,
+    data_root,
+    describe_machine,
+    find_file,
+    provenance,
+    stream_lines,
+    whole_file,
+)
 from .regularization import LabelSmoothingLoss
 from .tokens import END, SPECIAL_PIECES, UNKNOWN
 from .toy_language import generate_corpus, read_sentences
@@ -114,7 +121,7 @@ def read_trees(path):
     ValueError that names file and line of a tree that is none.
     """
     texts = []  # [number of its first line, text]
-    for number, line in enumerate(read_lines(path), start=1):
+    for number, line in enumerate(stream_lines(path), start=1):
         if texts and line[:1] in (" ", "\t"):
             texts[-1][1] += "\n" + line
         elif line.strip():

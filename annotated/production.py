@@ -23,8 +23,8 @@ from safetensors.torch import load_file, save
 
 from .batches import pad, token_batches
 from .checkpoints import Checkpoint, load_checkpoint, save_checkpoint
-from .corpora import whole_file, whole_folder
 from .decoding import greedy_decode, read_input
+from .files import whole_file, whole_folder
 from .tokens import BEGIN, END, PAD, SPECIAL_PIECES, UNKNOWN, SubwordTokenizer, WordTokenizer, library_tokenizer
 from .training import book_model, evaluating, one_line_errors
 from .transformer import Transformer, TransformerConfig

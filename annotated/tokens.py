@@ -15,7 +15,7 @@ from collections import Counter
 from functools import cache
 from pathlib import Path
 
-from .corpora import whole_file
+from .files import whole_file
 
 # %% ../notebooks/12_tokens.ipynb #b0abe608
 PAD, BEGIN, END, UNKNOWN = 0, 1, 2, 3

@@ -30,9 +30,9 @@ import torch
 from filelock import FileLock, Timeout
 
 from .batches import Batch, pair_lengths, token_batches, vocabulary_digest
-from .corpora import Corpus, load_corpus, whole_file
+from .corpora import Corpus, load_corpus
 from .decoding import translate
-from .evaluation import describe_machine, provenance
+from .files import describe_machine, provenance, whole_file
 from .tokens import PAD, UNKNOWN, SubwordTokenizer, WordTokenizer
 from annotated.training import (
     INTERRUPTED,

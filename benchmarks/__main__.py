@@ -243,7 +243,7 @@ def main(arguments=None):
                          "tokens of the best hypothesis (decoding), positions (attention); peak: bytes resident",
                "data": f"random ids; {options.tokens} target tokens a batch; lengths {work.LENGTHS}; "
                        f"decoding {work.WRITTEN} tokens from {work.SOURCE}", "seed": 0, "rates": [], "cells": []}
-    from annotated.evaluation import provenance
+    from annotated.files import provenance
 
     here = sorted(f"benchmarks/{path.name}" for path in Path(__file__).parent.glob("*.py"))
     results |= provenance(*here, "annotated/training.py", "annotated/decoding.py")

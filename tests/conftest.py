@@ -1,4 +1,4 @@
-"""Shapes enforced in all tests, fixtures of those that need a browser, and how processes share the work.
+"""Shapes enforced in all tests, fixtures that several files need, and how processes share the work.
 
 The longest files come first, and one process takes all tests of a page of the site.
 """
@@ -13,6 +13,7 @@ with_shapes = [f"annotated.{path.stem}" for path in PACKAGE.glob("*.py") if "jax
 jaxtyping.install_import_hook(with_shapes, "beartype.beartype")  # before anything of the package is imported
 
 from browsing import browser, serve, site  # noqa: E402, F401
+from publishing import publisher  # noqa: E402, F401
 
 LONGEST = ["test_live", "test_site_hostile", "test_processes", "test_variations", "test_charts", "test_decoding", "test_training",
            "test_benchmarks"]  # fmt: skip

@@ -4,12 +4,9 @@ import contextlib
 import dataclasses
 import gzip
 import hashlib
-import http.server
 import io
 import json
-import lzma
 import os
-import tarfile
 import threading
 import tracemalloc
 import zipfile
@@ -18,6 +15,7 @@ from itertools import count, islice
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from publishing import PACK, left_over, lines, seen, tar
 
 from annotated import corpora
 from annotated.corpora import (
@@ -27,17 +25,12 @@ from annotated.corpora import (
     fetch,
     fetch_known,
     load_corpus,
-    open_text,
     pair_fault,
     pair_lines,
-    read_lines,
     read_pairs,
     read_parallel,
     read_table,
     split_pairs,
-    stream_lines,
-    whole_file,
-    whole_folder,
     write_split,
 )
 from annotated.toy_language import ToySentence
@@ -45,11 +38,6 @@ from annotated.toy_language import ToySentence
 ENGLISH = {"train": ["A dog runs.", "Two cats sleep."], "valid": ["Rain falls."], "test": ["She reads."]}
 GERMAN = {"train": ["Ein Hund läuft.", "Zwei Katzen schlafen."], "valid": ["Regen fällt."], "test": ["Sie liest."]}
 PAIRS = {split: list(zip(ENGLISH[split], GERMAN[split], strict=True)) for split in ENGLISH}
-PACK = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}
-
-
-def lines(texts):
-    return "".join(f"{text}\n" for text in texts).encode("utf-8")
 
 
 def write_folder(folder, packing="", names=("train", "valid", "test")):
@@ -69,122 +57,6 @@ def write_tables(folder, packing=""):
 
 def sha256(data):
     return hashlib.sha256(data).hexdigest()
-
-
-def left_over(folder):
-    return [path.name for path in folder.rglob("*") if path.name.endswith(".part")]
-
-
-class Publisher(http.server.BaseHTTPRequestHandler):
-    """Serves the dictionary `files` of its server; `acts` says what goes wrong, request by request, then no more."""
-
-    def do_GET(self):
-        self.server.asked.append(self.path)
-        self.server.ranges_asked.append(self.headers.get("Range"))
-        act = self.server.acts.pop(0) if self.server.acts else ""
-        if callable(act):
-            act = act() or ""
-        body, mark, start = self.server.files.get(self.path), self.server.marks.get(self.path), 0
-        if self.path in self.server.redirects:
-            self.send_response(302)
-            self.send_header("Location", self.server.redirects[self.path])
-            self.send_header("Content-Length", "0")
-            return self.end_headers()
-        asked = self.headers.get("Range")
-        if body is not None and self.server.ranges and asked and act != "no range":
-            if self.headers.get("If-Range") in (mark, None) or act == "any range":
-                start = int(asked.removeprefix("bytes=").removesuffix("-"))
-        code = 404 if body is None else 503 if act == "busy" else 206 if start else 200
-        self.send_response(416 if start and start >= len(body) else code)
-        sent = b"" if body is None or act == "busy" else body[start:]
-        if mark:
-            self.send_header("ETag", mark)
-        if start:
-            shown = 0 if act == "wrong range" else start
-            self.send_header("Content-Range", f"bytes {shown}-{len(body) - 1}/{len(body)}")
-        if act != "no length":
-            self.send_header("Content-Length", str(len(sent)))
-        self.end_headers()
-        if act == "corrupt":
-            sent = sent[:10] + bytes([sent[10] ^ 1]) + sent[11:]
-        if act in ("cut", "stall", "corrupt and cut"):
-            sent = (b"x" if act.startswith("corrupt") else sent[:1]) + sent[1 : len(sent) // 2]
-        with contextlib.suppress(ConnectionError):
-            self.wfile.write(sent)
-        if act == "stall":
-            self.server.released.wait(10)
-
-    def log_message(self, *arguments):
-        pass
-
-
-@pytest.fixture
-def publisher():
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Publisher)
-    server.files, server.asked, server.ranges_asked, server.acts = {}, [], [], []
-    server.marks, server.ranges, server.redirects, server.released = {}, True, {}, threading.Event()
-    server.address = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield server
-    server.released.set()
-    server.shutdown()
-    server.server_close()
-    thread.join()
-
-
-def seen(folder):
-    """What lies in a folder, locks apart."""
-    return sorted(path.name for path in folder.iterdir() if not path.name.endswith(".lock"))
-
-
-# --- reading text ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("packing", PACK)
-def test_text_is_read_as_written(tmp_path, packing):
-    path = tmp_path / f"text.en{packing}"
-    path.write_bytes(PACK[packing]("one\u2028still one\n\u0085two\x0b\x0c\x1c\n  three \n\nfive".encode()))
-    assert read_lines(path) == ["one\u2028still one", "\u0085two\x0b\x0c\x1c", "  three ", "", "five"]
-
-
-def test_windows_line_ends_and_a_leading_byte_order_mark_go_but_nothing_else(tmp_path):
-    path = tmp_path / "text.en"
-    path.write_bytes("\ufeffone\r\ntwo\rstill two\r\n\ufeffthree\r\r\n".encode())
-    assert read_lines(path) == ["one", "two\rstill two", "\ufeffthree\r"]
-
-
-@settings(deadline=None, max_examples=60)
-@given(texts=st.lists(st.text(st.characters(exclude_characters="\n\r\ufeff", exclude_categories=["Cs"])), min_size=1))
-def test_every_list_of_lines_survives_writing_and_reading(tmp_path_factory, texts):
-    path = tmp_path_factory.mktemp("lines") / "text.gz"
-    path.write_bytes(gzip.compress(lines(texts)))
-    assert read_lines(path) == texts
-
-
-def test_invalid_utf8_names_file_and_line(tmp_path):
-    path = tmp_path / "latin.de"
-    path.write_bytes("gut\nauch gut\nschön".encode("latin-1"))
-    with pytest.raises(ValueError, match=r"latin\.de, line 3: not valid UTF-8"):
-        read_lines(path)
-
-
-def test_an_empty_file_is_an_error(tmp_path):
-    (tmp_path / "empty.en").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"empty\.en is empty"):
-        read_lines(tmp_path / "empty.en")
-
-
-@pytest.mark.parametrize("packing", [".gz", ".xz"])
-@pytest.mark.parametrize("damage", ["cut", "not packed", "flipped"])
-def test_a_damaged_packed_file_is_named(tmp_path, packing, damage):
-    good = PACK[packing](os.urandom(500).hex().encode() + b"\n")
-    middle = len(good) // 2
-    bad = {"cut": good[:-10], "not packed": b"plain text\n",
-           "flipped": good[:middle] + bytes([good[middle] ^ 0xFF]) + good[middle + 1:]}[damage]
-    (tmp_path / f"a.en{packing}").write_bytes(bad)
-    with pytest.raises(ValueError, match=rf"a\.en\{packing} is damaged .*delete it"):
-        read_lines(tmp_path / f"a.en{packing}")
 
 
 def test_files_of_different_length_name_both_and_both_counts(tmp_path):
@@ -257,22 +129,7 @@ def test_an_unknown_name_lists_the_known_ones_and_the_folder_form():
         load_corpus("wmt99")
 
 
-# --- the root -------------------------------------------------------------------------------------------------------
-
-
-def test_the_root_is_argument_then_variable_then_checkout_then_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("ANNOTATED_DATA", str(tmp_path / "variable"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert corpora.data_root(tmp_path / "argument") == tmp_path / "argument"
-    assert corpora.data_root() == tmp_path / "variable"
-    monkeypatch.delenv("ANNOTATED_DATA")
-    monkeypatch.setattr(corpora, "checkout_data", lambda: tmp_path / "checkout")
-    assert corpora.data_root() == tmp_path / "checkout"
-    monkeypatch.setattr(corpora, "checkout_data", lambda: None)
-    assert corpora.data_root() == tmp_path / "cache" / "annotated"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert corpora.data_root() == tmp_path / "home" / ".cache" / "annotated"
+# --- the embedded corpus -------------------------------------------------------------------------------------------------------
 
 
 def test_toy_is_the_same_from_files_and_from_the_generator(tmp_path, monkeypatch):
@@ -294,39 +151,6 @@ def test_toy_is_the_same_from_files_and_from_the_generator(tmp_path, monkeypatch
 def test_the_embedded_corpus_needs_no_root_of_its_own(tmp_path):
     toy = load_corpus("toy", root=tmp_path)  # nothing there: it comes from the checkout or from the generator
     assert len(toy.train) >= 10_000 and set(toy.splits()) == {*PAIRS, "novel"} and list(tmp_path.iterdir()) == []
-
-
-# --- the disk -------------------------------------------------------------------------------------------------------
-
-
-def test_a_file_appears_whole_or_not_at_all(tmp_path):
-    path = tmp_path / "new" / "file"
-    with whole_file(path) as file:
-        file.write(b"old")
-        assert not path.exists()
-    with pytest.raises(RuntimeError), whole_file(path) as file:
-        file.write(b"half of the ne")
-        raise RuntimeError
-    assert path.read_bytes() == b"old" and left_over(tmp_path) == []
-
-
-def test_bytes_reach_the_disk_before_the_name(tmp_path, monkeypatch):
-    done = []
-    for name in ("fsync", "replace"):
-        real = getattr(os, name)
-        monkeypatch.setattr(os, name, lambda *a, name=name, real=real: (done.append(name), real(*a)))
-    with whole_file(tmp_path / "file") as file:
-        file.write(b"text")
-    assert done == ["fsync", "replace"]
-
-
-def test_what_a_killed_process_left_is_cleared_after_a_day_and_not_before(tmp_path):
-    for name, age in (("file.aa.part", 90_000), ("file.bb.part", 10), ("other.cc.part", 90_000)):
-        (tmp_path / name).write_bytes(b"half")
-        os.utime(tmp_path / name, (os.path.getmtime(tmp_path / name) - age,) * 2)
-    with whole_file(tmp_path / "file") as file:
-        file.write(b"text")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "file.bb.part", "other.cc.part"]
 
 
 # --- downloads ------------------------------------------------------------------------------------------------------
@@ -546,7 +370,7 @@ def captions(publisher, monkeypatch):
 
 def test_what_is_missing_is_fetched_once(captions, tmp_path):
     (tmp_path / "multi30k").mkdir()
-    (tmp_path / "multi30k" / "val.en.gz.00.part").write_bytes(b"half")  # of a process that is no more
+    (tmp_path / "multi30k" / ".val.en.gz.part-00").write_bytes(b"half")  # of a process that is no more
     corpus = load_corpus("multi30k", root=tmp_path)
     assert corpus.splits() == PAIRS and (corpus.source_language, corpus.target_language) == ("en", "de")
     assert sorted(captions.asked) == sorted(path for path in captions.files if ".fr" not in path)
@@ -717,24 +541,6 @@ def test_a_corpus_prints_in_one_line(tmp_path):
 # --- WMT: archives, read in place and as a stream -------------------------------------------------------------------
 
 
-def tar(members, mode="w:gz"):
-    """An archive of {name: bytes, or a TarInfo with something special about it}."""
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode=mode) as file:
-        for name, body in members.items():
-            entry = body if isinstance(body, tarfile.TarInfo) else tarfile.TarInfo(name)
-            data = b"" if entry is body else body
-            entry.size = len(data)
-            file.addfile(entry, io.BytesIO(data))
-    return packed.getvalue()
-
-
-def special(name, kind, link=""):
-    entry = tarfile.TarInfo(name)
-    entry.type, entry.linkname = kind, link
-    return entry
-
-
 @pytest.fixture
 def wmt(publisher, monkeypatch):
     """WMT14 English–French as a local publisher serves it, with a German file beside each that nobody asked for."""
@@ -820,33 +626,6 @@ def test_the_real_addresses_are_of_one_publisher_and_marked_untried():
         assert len(corpus.valid) == 3000 and len(corpus.test) == 3003
 
 
-@pytest.mark.parametrize("member", [special("a.en", tarfile.SYMTYPE, "/etc/passwd"), special("a.en", tarfile.DIRTYPE),
-                                    special("a.en", tarfile.LNKTYPE, "b.en"), special("a.en", tarfile.CHRTYPE),
-                                    special("a.en", tarfile.FIFOTYPE)], ids=lambda entry: entry.type.decode())
-def test_a_member_that_is_no_file_is_refused(tmp_path, member):
-    (tmp_path / "a.tgz").write_bytes(tar({"b.en": b"text\n", "a.en": member}))
-    with pytest.raises(ValueError, match=r"a\.tgz holds no file a\.en"):
-        list(stream_lines(tmp_path / "a.tgz", "a.en"))
-
-
-def test_nothing_is_written_where_an_archive_says(tmp_path):
-    inside = tmp_path / "deep" / "inside"
-    inside.mkdir(parents=True)
-    (inside / "a.tgz").write_bytes(tar({"../../up.en": b"up\n", f"{tmp_path}/absolute.en": b"absolute\n", "a.en": b"a\n"}))
-    assert list(stream_lines(inside / "a.tgz", "a.en")) == ["a"]
-    assert list(stream_lines(inside / "a.tgz", "../../up.en")) == ["up"]  # if somebody asks for it, it is read, in place
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a.tgz", "deep", "inside"]
-
-
-@pytest.mark.parametrize("damage", ["cut", "no archive", "cut tar"])
-def test_a_damaged_archive_is_named(tmp_path, damage):
-    text = os.urandom(50_000).hex().encode() + b"\n"
-    good = tar({"a.en": text}, "w" if damage == "cut tar" else "w:gz")
-    (tmp_path / "a.tgz").write_bytes(b"nothing of the kind" if damage == "no archive" else good[: len(good) // 2])
-    with pytest.raises(ValueError, match=r"a\.tgz is damaged"):
-        list(stream_lines(tmp_path / "a.tgz", "a.en"))
-
-
 # --- streams --------------------------------------------------------------------------------------------------------
 
 
@@ -868,18 +647,6 @@ def test_streams_of_different_length_are_counted_to_the_end():
         with pytest.raises(ValueError, match=f"a has {source} lines but b has {target}"):
             list(pair_lines(map(str, range(source)), map(str, range(target)), ("a", "b")))
     assert list(pair_lines(["a"], ["b"])) == [("a", "b")] and list(pair_lines([], [])) == []
-
-
-def test_bad_bytes_may_be_replaced(tmp_path):
-    (tmp_path / "a.en").write_bytes(b"caf\xe9\nfine\n")
-    assert list(stream_lines(tmp_path / "a.en", errors="replace")) == ["caf\ufffd", "fine"]
-
-
-def test_files_are_closed_when_somebody_stops_half_way(tmp_path):
-    (tmp_path / "a.en").write_bytes(b"one\ntwo\n")
-    with open_text(tmp_path / "a.en") as file:
-        pass
-    assert file.closed
 
 
 # --- cleaning -------------------------------------------------------------------------------------------------------
@@ -925,22 +692,3 @@ def test_the_command_counts_faults_in_two_files(tmp_path, capsys):
     assert json.loads((tmp_path / "r.json").read_text())["counts"] == result["counts"]
     with pytest.raises(SystemExit, match="2"):
         corpora.main([str(tmp_path / "a.en.gz"), str(tmp_path / "none")])
-
-
-# --- folders that appear whole --------------------------------------------------------------------------------------
-
-
-def test_a_folder_appears_whole_or_not_at_all(tmp_path):
-    with whole_folder(tmp_path / "new" / "folder") as part:
-        (part / "file").write_bytes(b"text")
-        assert not (tmp_path / "new" / "folder").exists()
-    assert (tmp_path / "new" / "folder" / "file").read_bytes() == b"text"
-    with pytest.raises(RuntimeError), whole_folder(tmp_path / "other") as part:
-        (part / "file").write_bytes(b"half")
-        raise RuntimeError
-    with pytest.raises(FileExistsError, match="folder exists already"), whole_folder(tmp_path / "new" / "folder"):
-        pass
-    with pytest.raises(FileExistsError, match="another process was faster"), whole_folder(tmp_path / "late") as part:
-        (tmp_path / "late").mkdir()
-        (tmp_path / "late" / "theirs").write_bytes(b"")
-    assert left_over(tmp_path) == [] and os.listdir(tmp_path / "late") == ["theirs"]

@@ -750,7 +750,7 @@ def test_command_line_passes_beam_and_alpha_on(folder, model, monkeypatch, capsy
 def test_output_file_appears_whole_or_not_at_all(folder, tmp_path, monkeypatch):
     (tmp_path / "in.txt").write_bytes(DATA)
     (tmp_path / "out.txt").write_text("older\n")
-    monkeypatch.setattr("annotated.corpora.os.fsync", lambda _: (_ for _ in ()).throw(OSError("disk full")))
+    monkeypatch.setattr("annotated.files.os.fsync", lambda _: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(SystemExit):
         main(["--model", folder, "--input", str(tmp_path / "in.txt"), "--output", str(tmp_path / "out.txt")])
     assert (tmp_path / "out.txt").read_text() == "older\n"

@@ -22,7 +22,6 @@ from annotated.evaluation import (
     TABLE_2,
     alignment_error_rate,
     bleu_report,
-    describe_machine,
     hardware_flops,
     links_from_attention,
     moses_tokenise,
@@ -485,13 +484,3 @@ def test_table_2_as_published():
         ("Transformer (base)", False): (27.3, 38.1, 3.3e18, 3.3e18),
         ("Transformer (big)", False): (28.4, 41.8, 2.3e19, 2.3e19),
     }
-
-
-def test_the_machine_is_named_with_its_cores_and_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
-        words = describe_machine()
-    finally:
-        torch.set_num_threads(before)
-    assert words.endswith(f", {os.cpu_count()} cores, 3 thread(s), torch {torch.__version__}") and not words.startswith(",")

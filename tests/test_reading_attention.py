@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from annotated.batches import pad
-from annotated.corpora import checkout_data
 from annotated.decoding import greedy_decode
+from annotated.files import checkout_data
 from annotated.multi_head import record_attention
 from annotated.tokens import BEGIN, END
 from annotated.toy_language import read_sentences

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from annotated import evaluation
-from annotated.evaluation import changed_modules, code_digest, made_at, module_digests, provenance
+from annotated import files
+from annotated.files import changed_modules, code_digest, made_at, module_digests, provenance
 
 sys.path.insert(0, "tools")
 import results  # noqa: E402
@@ -24,7 +24,7 @@ FILES = results.files()
 def copy(tmp_path, monkeypatch):
     """A checkout of its own to plant changes in."""
     shutil.copytree(ROOT / "annotated", tmp_path / "annotated", ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(evaluation, "CHECKOUT", tmp_path)
+    monkeypatch.setattr(files, "CHECKOUT", tmp_path)
     return tmp_path
 
 

@@ -14,7 +14,7 @@ import torch
 from annotated.checkpoints import load_checkpoint
 from annotated.corpora import load_corpus
 from annotated.decoding import greedy_decode, translate
-from annotated.evaluation import provenance
+from annotated.files import provenance
 from annotated.multi_head import record_attention
 from annotated.tokens import BEGIN, END
 

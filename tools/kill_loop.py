@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 
 from annotated.checkpoints import MANIFEST, run_checkpoints
-from annotated.evaluation import provenance
+from annotated.files import provenance
 from annotated.training import TrainingConfig, process_group, train
 from annotated.transformer import Transformer, TransformerConfig
 

@@ -14,7 +14,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from annotated.evaluation import provenance
+from annotated.files import provenance
 from notebooks import PACKAGE, ROOT
 
 # (fault, module, code as it is, code with the fault, the test files that guard it)
@@ -86,7 +86,7 @@ MUTATIONS = [
      "corpora"),
     ("a download that was cut short counts as whole", "corpora", "if part.total is not None and part.size != part.total:", "if False:",
      "corpora"),
-    ("a link in an archive is taken for a file", "corpora", "if found is None or not found.isfile():", "if found is None:", "corpora"),
+    ("a link in an archive is taken for a file", "files", "if found is None or not found.isfile():", "if found is None:", "files"),
     ("lines of two files slip in silence", "corpora", "        if None in pair:",
      "        if None in pair:\n            return\n        if None in pair:", "corpora"),
     ("broken letters pass the cleaning", "corpora", 'return "broken"', "pass", "corpora"),
@@ -137,7 +137,7 @@ MUTATIONS = [
      "fast"),
     ("a plain beam's softmax is taken in half precision", "decoding", "log_softmax(dim=1, dtype=precision)", "log_softmax(dim=1)",
      "decoding"),
-    ("the error names the line before", "parsing", "read_lines(path), start=1)", "read_lines(path), start=0)", "parsing"),
+    ("the error names the line before", "parsing", "stream_lines(path), start=1)", "stream_lines(path), start=0)", "parsing"),
     ("masks are taken for granted to hide nothing", "fast", "bool(mask.all())", "True", "fast"),
     ("the first sentence's mask is everybody's", "fast", "mask[:1] if surely_all(mask == mask[:1]) else mask", "mask[:1]", "fast"),
     ("the mask is dropped in the fused function", "fast", "value, mask, dropout), None", "value, None, dropout), None", "fast"),

@@ -25,7 +25,7 @@ import tomllib
 from importlib.metadata import version
 from pathlib import Path
 
-from annotated.evaluation import changed_modules, code_digest, provenance
+from annotated.files import changed_modules, code_digest, provenance
 from notebooks import ROOT
 
 WORK = ROOT / "_build" / "mutmut"

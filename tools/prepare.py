@@ -7,8 +7,9 @@ newstest: pairs of news (2008-2012 and 2015-2020), Tatoeba and Multi30k to train
 import sys
 from pathlib import Path
 
-from annotated.corpora import data_root, find_file, load_corpus, read_parallel, whole_file
+from annotated.corpora import load_corpus, read_parallel
 from annotated.evaluation import multi30k_form
+from annotated.files import data_root, find_file, whole_file
 
 
 def multi30k():

@@ -4,7 +4,7 @@
     python tools/results.py stamp FILE MODULE …  names the present code in a file that a command of the package has just written
 
 Every file of results names the revision it was made at and a digest of each module that had a part in it (`provenance` in
-annotated.evaluation). A module whose digest differs today has changed since; comments, docstrings and layout do not count.
+annotated.files). A module whose digest differs today has changed since; comments, docstrings and layout do not count.
 """
 
 import json
@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 
-from annotated.evaluation import changed_modules, provenance
+from annotated.files import changed_modules, provenance
 from notebooks import ROOT
 
 RESULTS, README = ROOT / "results", ROOT / "README.md"

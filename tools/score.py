@@ -15,7 +15,8 @@ from pathlib import Path
 from annotated.checkpoints import load_checkpoint
 from annotated.corpora import load_corpus
 from annotated.decoding import translate
-from annotated.evaluation import bleu_report, describe_machine, provenance
+from annotated.evaluation import bleu_report
+from annotated.files import describe_machine, provenance
 from annotated.training import encode_pairs, keep_memory, validation_loss
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from annotated.corpora import load_corpus
 from annotated.decoding import translate
-from annotated.evaluation import bleu_report, describe_machine, provenance
+from annotated.evaluation import bleu_report
+from annotated.files import describe_machine, provenance
 from annotated.training import book_model, train_book_model
 from notebooks import ROOT
 

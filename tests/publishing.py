@@ -1,0 +1,102 @@
+"""Text, packed and in archives, and a publisher who serves it: for the tests of files, downloads and corpora."""
+
+import contextlib
+import gzip
+import http.server
+import io
+import lzma
+import tarfile
+import threading
+
+import pytest
+
+PACK = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}
+
+
+def lines(texts):
+    return "".join(f"{text}\n" for text in texts).encode("utf-8")
+
+
+def left_over(folder):
+    return [path.name for path in folder.rglob("*") if ".part" in path.name]
+
+
+def tar(members, mode="w:gz"):
+    """An archive of {name: bytes, or a TarInfo with something special about it}."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode=mode) as file:
+        for name, body in members.items():
+            entry = body if isinstance(body, tarfile.TarInfo) else tarfile.TarInfo(name)
+            data = b"" if entry is body else body
+            entry.size = len(data)
+            file.addfile(entry, io.BytesIO(data))
+    return packed.getvalue()
+
+
+def special(name, kind, link=""):
+    entry = tarfile.TarInfo(name)
+    entry.type, entry.linkname = kind, link
+    return entry
+
+
+class Publisher(http.server.BaseHTTPRequestHandler):
+    """Serves the dictionary `files` of its server; `acts` says what goes wrong, request by request, then no more."""
+
+    def do_GET(self):
+        self.server.asked.append(self.path)
+        self.server.ranges_asked.append(self.headers.get("Range"))
+        act = self.server.acts.pop(0) if self.server.acts else ""
+        if callable(act):
+            act = act() or ""
+        body, mark, start = self.server.files.get(self.path), self.server.marks.get(self.path), 0
+        if self.path in self.server.redirects:
+            self.send_response(302)
+            self.send_header("Location", self.server.redirects[self.path])
+            self.send_header("Content-Length", "0")
+            return self.end_headers()
+        asked = self.headers.get("Range")
+        if body is not None and self.server.ranges and asked and act != "no range":
+            if self.headers.get("If-Range") in (mark, None) or act == "any range":
+                start = int(asked.removeprefix("bytes=").removesuffix("-"))
+        code = 404 if body is None else 503 if act == "busy" else 206 if start else 200
+        self.send_response(416 if start and start >= len(body) else code)
+        sent = b"" if body is None or act == "busy" else body[start:]
+        if mark:
+            self.send_header("ETag", mark)
+        if start:
+            shown = 0 if act == "wrong range" else start
+            self.send_header("Content-Range", f"bytes {shown}-{len(body) - 1}/{len(body)}")
+        if act != "no length":
+            self.send_header("Content-Length", str(len(sent)))
+        self.end_headers()
+        if act == "corrupt":
+            sent = sent[:10] + bytes([sent[10] ^ 1]) + sent[11:]
+        if act in ("cut", "stall", "corrupt and cut"):
+            sent = (b"x" if act.startswith("corrupt") else sent[:1]) + sent[1 : len(sent) // 2]
+        with contextlib.suppress(ConnectionError):
+            self.wfile.write(sent)
+        if act == "stall":
+            self.server.released.wait(10)
+
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.fixture
+def publisher():
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Publisher)
+    server.files, server.asked, server.ranges_asked, server.acts = {}, [], [], []
+    server.marks, server.ranges, server.redirects, server.released = {}, True, {}, threading.Event()
+    server.address = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server
+    server.released.set()
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def seen(folder):
+    """What lies in a folder, locks apart."""
+    return sorted(path.name for path in folder.iterdir() if not path.name.endswith(".lock"))

@@ -1,0 +1,263 @@
+"""Files: text is read as written, nothing appears half, what is old is cleared; the machine is named."""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+import tarfile
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from publishing import PACK, left_over, lines, special, tar
+
+from annotated import files
+from annotated.files import describe_machine, open_text, sha256_of, stream_lines, whole_file, whole_folder, write_json
+
+
+def read_lines(path):
+    return list(stream_lines(path))
+
+
+# --- reading text ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("packing", PACK)
+def test_text_is_read_as_written(tmp_path, packing):
+    path = tmp_path / f"text.en{packing}"
+    path.write_bytes(PACK[packing]("one\u2028still one\n\u0085two\x0b\x0c\x1c\n  three \n\nfive".encode()))
+    assert read_lines(path) == ["one\u2028still one", "\u0085two\x0b\x0c\x1c", "  three ", "", "five"]
+
+
+def test_windows_line_ends_and_a_leading_byte_order_mark_go_but_nothing_else(tmp_path):
+    path = tmp_path / "text.en"
+    path.write_bytes("\ufeffone\r\ntwo\rstill two\r\n\ufeffthree\r\r\n".encode())
+    assert read_lines(path) == ["one", "two\rstill two", "\ufeffthree\r"]
+
+
+@settings(deadline=None, max_examples=60)
+@given(texts=st.lists(st.text(st.characters(exclude_characters="\n\r\ufeff", exclude_categories=["Cs"])), min_size=1))
+def test_every_list_of_lines_survives_writing_and_reading(tmp_path_factory, texts):
+    path = tmp_path_factory.mktemp("lines") / "text.gz"
+    path.write_bytes(gzip.compress(lines(texts)))
+    assert read_lines(path) == texts
+
+
+def test_invalid_utf8_names_file_and_line(tmp_path):
+    path = tmp_path / "latin.de"
+    path.write_bytes("gut\nauch gut\nschön".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"latin\.de, line 3: not valid UTF-8"):
+        read_lines(path)
+
+
+def test_an_empty_file_is_an_error(tmp_path):
+    (tmp_path / "empty.en").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"empty\.en is empty"):
+        read_lines(tmp_path / "empty.en")
+
+
+@pytest.mark.parametrize("packing", [".gz", ".xz"])
+@pytest.mark.parametrize("damage", ["cut", "not packed", "flipped"])
+def test_a_damaged_packed_file_is_named(tmp_path, packing, damage):
+    good = PACK[packing](os.urandom(500).hex().encode() + b"\n")
+    middle = len(good) // 2
+    bad = {"cut": good[:-10], "not packed": b"plain text\n",
+           "flipped": good[:middle] + bytes([good[middle] ^ 0xFF]) + good[middle + 1:]}[damage]
+    (tmp_path / f"a.en{packing}").write_bytes(bad)
+    with pytest.raises(ValueError, match=rf"a\.en\{packing} is damaged .*delete it"):
+        read_lines(tmp_path / f"a.en{packing}")
+
+
+def test_bad_bytes_may_be_replaced(tmp_path):
+    (tmp_path / "a.en").write_bytes(b"caf\xe9\nfine\n")
+    assert list(stream_lines(tmp_path / "a.en", errors="replace")) == ["caf\ufffd", "fine"]
+
+
+def test_files_are_closed_when_somebody_stops_half_way(tmp_path):
+    (tmp_path / "a.en").write_bytes(b"one\ntwo\n")
+    with open_text(tmp_path / "a.en") as file:
+        pass
+    assert file.closed
+
+
+# --- members of archives ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("member", [special("a.en", tarfile.SYMTYPE, "/etc/passwd"), special("a.en", tarfile.DIRTYPE),
+                                    special("a.en", tarfile.LNKTYPE, "b.en"), special("a.en", tarfile.CHRTYPE),
+                                    special("a.en", tarfile.FIFOTYPE)], ids=lambda entry: entry.type.decode())
+def test_a_member_that_is_no_file_is_refused(tmp_path, member):
+    (tmp_path / "a.tgz").write_bytes(tar({"b.en": b"text\n", "a.en": member}))
+    with pytest.raises(ValueError, match=r"a\.tgz holds no file a\.en"):
+        list(stream_lines(tmp_path / "a.tgz", "a.en"))
+
+
+def test_nothing_is_written_where_an_archive_says(tmp_path):
+    inside = tmp_path / "deep" / "inside"
+    inside.mkdir(parents=True)
+    (inside / "a.tgz").write_bytes(tar({"../../up.en": b"up\n", f"{tmp_path}/absolute.en": b"absolute\n", "a.en": b"a\n"}))
+    assert list(stream_lines(inside / "a.tgz", "a.en")) == ["a"]
+    assert list(stream_lines(inside / "a.tgz", "../../up.en")) == ["up"]  # if somebody asks for it, it is read, in place
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a.tgz", "deep", "inside"]
+
+
+@pytest.mark.parametrize("damage", ["cut", "no archive", "cut tar"])
+def test_a_damaged_archive_is_named(tmp_path, damage):
+    text = os.urandom(50_000).hex().encode() + b"\n"
+    good = tar({"a.en": text}, "w" if damage == "cut tar" else "w:gz")
+    (tmp_path / "a.tgz").write_bytes(b"nothing of the kind" if damage == "no archive" else good[: len(good) // 2])
+    with pytest.raises(ValueError, match=r"a\.tgz is damaged"):
+        list(stream_lines(tmp_path / "a.tgz", "a.en"))
+
+
+# --- the root --------------------------------------------------------------------------------------------------------
+
+
+def test_the_root_is_argument_then_variable_then_checkout_then_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("ANNOTATED_DATA", str(tmp_path / "variable"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert files.data_root(tmp_path / "argument") == tmp_path / "argument"
+    assert files.data_root() == tmp_path / "variable"
+    monkeypatch.delenv("ANNOTATED_DATA")
+    monkeypatch.setattr(files, "checkout_data", lambda: tmp_path / "checkout")
+    assert files.data_root() == tmp_path / "checkout"
+    monkeypatch.setattr(files, "checkout_data", lambda: None)
+    assert files.data_root() == tmp_path / "cache" / "annotated"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert files.data_root() == tmp_path / "home" / ".cache" / "annotated"
+
+
+# --- the disk -------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_appears_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "new" / "file"
+    with whole_file(path) as file:
+        file.write(b"old")
+        assert not path.exists()
+    with pytest.raises(RuntimeError), whole_file(path) as file:
+        file.write(b"half of the ne")
+        raise RuntimeError
+    assert path.read_bytes() == b"old" and left_over(tmp_path) == []
+
+
+def test_bytes_reach_the_disk_before_the_name(tmp_path, monkeypatch):
+    done = []
+    for name in ("fsync", "replace"):
+        real = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *a, name=name, real=real: (done.append(name), real(*a)))
+    with whole_file(tmp_path / "file") as file:
+        file.write(b"text")
+    assert done == ["fsync", "replace"]
+
+
+def test_what_a_killed_process_left_is_cleared_after_a_day_and_not_before(tmp_path):
+    for name, age in ((".file.part-aa", 90_000), (".file.part-bb", 10), (".other.part-cc", 90_000)):
+        (tmp_path / name).write_bytes(b"half")
+        os.utime(tmp_path / name, (os.path.getmtime(tmp_path / name) - age,) * 2)
+    with whole_file(tmp_path / "file") as file:
+        file.write(b"text")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".file.part-bb", ".other.part-cc", "file"]
+
+
+# --- folders that appear whole --------------------------------------------------------------------------------------
+
+
+def test_a_folder_appears_whole_or_not_at_all(tmp_path):
+    with whole_folder(tmp_path / "new" / "folder") as part:
+        (part / "file").write_bytes(b"text")
+        assert not (tmp_path / "new" / "folder").exists()
+    assert (tmp_path / "new" / "folder" / "file").read_bytes() == b"text"
+    with pytest.raises(RuntimeError), whole_folder(tmp_path / "other") as part:
+        (part / "file").write_bytes(b"half")
+        raise RuntimeError
+    with pytest.raises(FileExistsError, match="folder exists already"), whole_folder(tmp_path / "new" / "folder"):
+        pass
+    with pytest.raises(FileExistsError, match="another process was faster"), whole_folder(tmp_path / "late") as part:
+        (tmp_path / "late").mkdir()
+        (tmp_path / "late" / "theirs").write_bytes(b"")
+    assert left_over(tmp_path) == [] and os.listdir(tmp_path / "late") == ["theirs"]
+
+
+def test_an_empty_folder_of_somebody_else_is_not_replaced(tmp_path):
+    with pytest.raises(FileExistsError, match="late exists already: another process was faster"), whole_folder(tmp_path / "late"):
+        (tmp_path / "late").mkdir()
+    with pytest.raises(FileExistsError, match="link exists already"):
+        (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+        with whole_folder(tmp_path / "link"):
+            pass
+    assert left_over(tmp_path) == []
+
+
+def test_a_folder_gets_its_name_when_all_is_on_the_disk(tmp_path, monkeypatch):
+    synced, rename = [], files.Path.rename
+    monkeypatch.setattr(files, "_sync", lambda path: synced.append(path.name))
+
+    def watched(part, target):
+        assert not target.exists() and sorted(synced[:-1]) == ["a", "b", "deep"] and synced[-1] == part.name
+        return rename(part, target)
+
+    monkeypatch.setattr(files.Path, "rename", watched)
+    with whole_folder(tmp_path / "new") as part:
+        (part / "deep").mkdir()
+        for name in ("a", "deep/b"):
+            (part / name).write_bytes(b"text")
+        assert part.name.startswith(".new.part-") and part.parent == tmp_path
+    assert synced[-1] == tmp_path.name  # the folder that holds the new name
+
+
+@pytest.mark.parametrize("place", [(files, "_sync"), (files.Path, "rename")], ids=["sync", "rename"])
+def test_a_crash_at_the_end_leaves_nothing(tmp_path, monkeypatch, place):
+    def crash(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(*place, crash)
+    with pytest.raises(KeyboardInterrupt), whole_folder(tmp_path / "new"):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_killed_writers_of_a_folder_left_is_cleared_after_a_day(tmp_path):
+    for name, age in ((".new.part-0", 100_000), (".new.part-1", 10), (".other.part-0", 100_000)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_bytes(b"half")
+        os.utime(tmp_path / name, (os.path.getmtime(tmp_path / name) - age,) * 2)
+    with whole_folder(tmp_path / "new"):
+        pass
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".new.part-1", ".other.part-0", "new"]
+
+
+def test_json_is_readable_and_whole(tmp_path):
+    write_json(tmp_path / "new" / "a.json", {"ü": [1, None]})
+    assert (tmp_path / "new" / "a.json").read_bytes() == '{\n "ü": [\n  1,\n  null\n ]\n}\n'.encode()
+    with pytest.raises(TypeError):
+        write_json(tmp_path / "new" / "a.json", {1, 2})
+    assert json.loads((tmp_path / "new" / "a.json").read_text(encoding="utf-8")) == {"ü": [1, None]} and left_over(tmp_path) == []
+
+
+def test_the_digest_is_that_of_the_standard(tmp_path):
+    (tmp_path / "abc").write_bytes(b"abc")  # FIPS 180-2, appendix B.1
+    assert sha256_of(tmp_path / "abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+def test_importing_needs_the_standard_library_only():
+    code = "import sys; import annotated.files; print(*{name.partition('.')[0] for name in sys.modules} - sys.stdlib_module_names)"
+    started = subprocess.run([sys.executable, "-S", "-c", "import sys; print(*sys.modules)"], capture_output=True, text=True, check=True)
+    run = subprocess.run([sys.executable, "-S", "-c", code], cwd=files.CHECKOUT, capture_output=True, text=True, check=True)
+    assert set(run.stdout.split()) - set(started.stdout.split()) == {"annotated"}
+
+
+# --- the machine -----------------------------------------------------------------------------------------------------
+
+
+def test_the_machine_is_named_with_its_cores_and_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        words = describe_machine()
+    finally:
+        torch.set_num_threads(before)
+    assert words.endswith(f", {os.cpu_count()} cores, 3 thread(s), torch {torch.__version__}") and not words.startswith(",")
