@@ -5,11 +5,15 @@
 # %% auto #0
 __all__ = ['PreparedPart', 'surely_all', 'rounded', 'ChunkedLoss', 'lean_softmax', 'is_step', 'attend_once', 'QuickAttention',
            'lean_mask', 'LeanEncoder', 'LeanDecoder', 'RoundedResidual', 'KeptPositions', 'JoinedAttention',
-           'SixteenBitDropout', 'largest', 'most_probable_of', 'PackedProduct', 'Int8Product', 'product',
-           'PackedLinear', 'ShortNorm', 'RoughLook', 'PackedEmbedding', 'undo', 'prepare', 'transformer_to_train']
+           'SixteenBitDropout', 'keep_memory', 'give_memory_back', 'largest', 'most_probable_of', 'PackedProduct',
+           'Int8Product', 'product', 'PackedLinear', 'ShortNorm', 'RoughLook', 'PackedEmbedding', 'undo', 'prepare',
+           'transformer_to_train']
 
 # %% ../notebooks/24_fast.ipynb #d25ae014
+import ctypes
 import math
+import mmap
+import os
 import warnings
 from functools import cache, partial
 
@@ -251,6 +255,46 @@ class SixteenBitDropout(PreparedPart, nn.Dropout):
         words = torch.empty(math.ceil(x.numel() / 4), dtype=torch.int64).random_(-(1 << 63), None)
         bits = words.view(torch.int16)[: x.numel()].view(x.shape)  # evenly from -32768 to 32767
         return x * (bits >= drop - 32768).to(x.dtype).mul_(65536 / (65536 - drop))
+
+# %% ../notebooks/24_fast.ipynb #515f37b8
+def _c_library(name):
+    """The function of this name in the C library, or None where it has none."""
+    try:
+        return getattr(ctypes.CDLL(None), name)
+    except (OSError, TypeError, AttributeError):
+        return None
+
+
+def keep_memory():
+    """Tell the C library to keep freed memory, in large pages, for the whole process.
+
+    Returns whether it could be told (glibc).
+    """
+    # by number: no blocks mapped alone, never trim, grow by 64 MB, one arena
+    options, mallopt = ((-4, 0), (-1, -1), (-2, 1 << 26), (-8, 1)), _c_library("mallopt")
+    could = mallopt is not None and all(mallopt(*option) for option in options)
+    if could:
+        _use_large_pages(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
+    return could
+
+
+def give_memory_back():
+    """Give memory that is free back to the system now; whether the C library can (glibc)."""
+    malloc_trim = _c_library("malloc_trim")
+    return malloc_trim is not None and malloc_trim(0) >= 0
+
+# %% ../notebooks/24_fast.ipynb #a90758ec
+@cache
+def _use_large_pages(size):
+    """Let the next `size` bytes from the C library lie in pages of 2 MB, if the system can; once."""
+    malloc, madvise, free = (_c_library(name) for name in ("malloc", "madvise", "free"))
+    malloc.restype, malloc.argtypes, free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    span, _behind, large = malloc(size), malloc(1 << 26), 1 << 21
+    if span is not None:
+        start = -(-span // large) * large  # the first large page within the span
+        madvise(start, (span + size - start) // large * large, mmap.MADV_HUGEPAGE)
+    free(span)
 
 # %% ../notebooks/24_fast.ipynb #e834a7ce
 def largest(x, k=1, block=256):

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+import textwrap
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +24,7 @@ KEPT_METADATA = {
     "language_info": {"name": "python"},
 }
 TRAINS = ("17", "21", "22", "23")  # pages that train a model for minutes
+NAMES = re.compile(r"^__all__ = \[[^\]]*\]", re.MULTILINE)
 EXPORTED = re.compile(r"^#\|\s*exporti?\b", re.MULTILINE)
 # One thread a page, so that the digits do not depend on the machine's number of cores. Where there are two, one that waits for the other
 # must sleep: beside other work a waiting thread that spins keeps the one it waits for off the processor, and a minute becomes twenty.
@@ -186,3 +188,12 @@ def complaints(notebook):
 def export(path, package=PACKAGE):
     """Write the module that one notebook exports into the folder `package` (nothing if it exports none)."""
     nb_export(str(path), lib_path=package)
+    exported = re.search(r"^#\|\s*default_exp\s+(\w+)", "\n".join(cell.source for cell in nbformat.read(path, as_version=4).cells), re.MULTILINE)
+    if exported:  # nbdev's list of names is 120 characters wide
+        module = Path(package) / f"{exported[1]}.py"
+        module.write_text(NAMES.sub(narrow, module.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def narrow(match):
+    """The names that a module exports, in lines of at most 100 characters."""
+    return textwrap.fill(" ".join(match[0].split()), 100, subsequent_indent=" " * 11, break_long_words=False)
