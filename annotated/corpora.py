@@ -4,41 +4,31 @@
 
 # %% auto #0
 __all__ = ['SPLIT_FILES', 'MULTI30K_DIGESTS', 'WMT', 'CORPORA', 'BROKEN', 'Corpus', 'pair_lines', 'read_pairs', 'read_parallel',
-           'read_table', 'KnownCorpus', 'wmt14', 'read_records', 'check_digest', 'read_note', 'PartFile', 'receive',
-           'is_final', 'fetch', 'fetch_known', 'sentence_groups', 'split_pairs', 'unpack_pairs', 'write_split',
-           'pair_fault', 'clean_pairs', 'choose_languages', 'read_split', 'missing_files', 'fetch_archive',
-           'fetch_corpus', 'load_known', 'PairStream', 'archive_pairs', 'load_archived', 'load_toy', 'load_folder',
-           'load_corpus', 'main']
+           'read_table', 'KnownCorpus', 'wmt14', 'sentence_groups', 'split_pairs', 'write_split', 'pair_fault',
+           'clean_pairs', 'choose_languages', 'read_split', 'missing_files', 'fetch_archive', 'fetch_corpus',
+           'load_known', 'PairStream', 'archive_pairs', 'load_archived', 'load_toy', 'load_folder', 'load_corpus',
+           'main']
 
 # %% ../notebooks/11_corpora.ipynb #f658a941
 import argparse
 import contextlib
 import gzip
 import hashlib
-import http.client
 import json
 import os
 import re
 import sys
-import time
-import urllib.error
-import urllib.request
-import zipfile
-import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, zip_longest
 from pathlib import Path
 
-from filelock import FileLock
-from tqdm import tqdm
-
+from .downloads import check_digest, fetch_known, unpack_pairs
 from annotated.files import (
     checkout_data,
     data_root,
     find_file,
-    sha256_of,
     stream_lines,
     whole_file,
     whole_folder,
@@ -187,180 +177,6 @@ CORPORA = {  # untried addresses, as above
     )),
 }
 
-# %% ../notebooks/11_corpora.ipynb #98955a7c
-def read_records(folder):
-    """What `downloads.json` in a folder says of the files fetched into it: {file name: {address, sha256, bytes}}."""
-    path = Path(folder) / "downloads.json"
-    try:
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}): delete it; it is written anew at the next download") from error
-
-def check_digest(path, digests):
-    """Raise a ValueError where a file differs from its known digest, or from the one of its first download."""
-    expected = digests.get(path.name) or read_records(path.parent).get(path.name, {}).get("sha256")
-    if expected is not None and (got := sha256_of(path)) != expected:
-        raise ValueError(
-            f"{path} has the SHA-256 digest {got}, expected {expected}: delete it to have it fetched again, "
-            "or load your own files by giving their folder as the name"
-        )
-
-# %% ../notebooks/11_corpora.ipynb #6ec6495d
-def read_note(path, address, sha256=None):
-    """The note of a `.part` file as a dictionary, if it certainly speaks of the file to be fetched; else None."""
-    try:
-        note = json.loads(path.read_text(encoding="utf-8"))
-        certain = note["address"] == address and (note["mark"] or sha256) and note["bytes"] > 0 and note["sha256"]
-        return note if certain else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-# %% ../notebooks/11_corpora.ipynb #218ec3ae
-class PartFile:
-    """What has come of a download: `NAME.part`, and a note of its origin in `NAME.part.json` (closed by `with`)."""
-
-    def __init__(self, path, address, sha256=None):
-        self.path, self.address, self.sha256 = path, address, sha256
-        self.part, self.note = (path.with_name(path.name + suffix) for suffix in (".part", ".part.json"))
-        self.file = open(self.part, "ab+")
-        self.digest, self.size, self.kept, self.mark, self.total = hashlib.sha256(), 0, 0, None, None
-
-    def __enter__(self):
-        """Take over what an earlier run left, if it is certain to be the beginning of the same file."""
-        note = read_note(self.note, self.address, self.sha256)
-        self.file.seek(0)
-        while note and (block := self.file.read(min(1 << 20, note["bytes"] - self.size))):
-            self.digest.update(block)
-            self.size += len(block)
-        if note and self.digest.hexdigest() == note["sha256"]:
-            self.file.truncate(self.size)
-            self.mark, self.total, self.kept = note["mark"], note.get("total"), self.size
-        else:
-            self.restart()
-        return self
-
-    def __exit__(self, *error):
-        self.file.close()
-        if not self.size:  # nothing to go on from
-            self.part.unlink(missing_ok=True)
-            self.note.unlink(missing_ok=True)
-
-    def restart(self, mark=None, total=None):
-        """Begin with nothing, of a file with this mark and this many bytes."""
-        self.digest, self.size, self.kept, self.mark, self.total = hashlib.sha256(), 0, 0, mark, total
-        self.file.truncate(0)
-
-    def write(self, block):
-        """Add bytes; from time to time they are made safe."""
-        self.file.write(block)
-        self.digest.update(block)
-        self.size += len(block)
-        if self.size - self.kept >= 1 << 26:
-            self.keep()
-
-    def keep(self):
-        """Bring the bytes to the disk and note them."""
-        self.file.flush()
-        os.fsync(self.file.fileno())
-        self.kept = self.size
-        with whole_file(self.note) as file:
-            file.write(json.dumps({"address": self.address, "bytes": self.size, "sha256": self.digest.hexdigest(),
-                                   "mark": self.mark, "total": self.total}).encode())
-
-    def finish(self):
-        """Give the file its name."""
-        self.keep()
-        self.file.close()
-        os.replace(self.part, self.path)
-        self.note.unlink()
-
-# %% ../notebooks/11_corpora.ipynb #0ca1b2fa
-def receive(address, part, timeout):
-    """Ask for what `part` lacks of a file, and add what comes; ConnectionError or OSError where not all of it does."""
-    # A name of our own: some servers turn away the one that urllib gives.
-    headers = {"User-Agent": "Mozilla/5.0 (compatible; annotated)"}
-    if part.size and (part.mark or part.sha256):
-        headers |= {"Range": f"bytes={part.size}-"} | ({"If-Range": part.mark} if part.mark else {})
-    try:
-        reply = urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=timeout)
-    except urllib.error.HTTPError as error:
-        if error.code == 416:  # nothing there: the file has become shorter
-            part.restart()
-        raise
-    with reply:
-        tag, length = reply.headers.get("ETag"), reply.headers.get("Content-Length")
-        mark = tag if tag and not tag.startswith("W/") else reply.headers.get("Last-Modified")
-        if reply.status == 206:
-            asked = rf"bytes {part.size}-\d+/{part.total or '[0-9*]+'}"
-            if not re.fullmatch(asked, reply.headers.get("Content-Range", "")) or mark != part.mark:
-                part.restart()
-                raise ConnectionError("the server sent another part than the one that was asked for")
-        else:
-            part.restart(mark, None if length is None else int(length))
-        if part.total is None and part.sha256 is None and not reply.chunked:
-            raise ConnectionError("the server does not say how long the file is, so nobody can tell when it is whole")
-        with tqdm(total=part.total, initial=part.size, unit="B", unit_scale=True, desc=part.path.name) as bar:
-            while block := reply.read1(1 << 16):
-                part.write(block)
-                bar.update(len(block))
-    if part.total is not None and part.size != part.total:
-        raise ConnectionError(f"{part.size:,} of {part.total:,} bytes came")
-
-# %% ../notebooks/11_corpora.ipynb #4cd02d51
-def is_final(error):
-    """Whether to ask again is useless: the server has answered, and the answer will stay the same."""
-    return isinstance(error, urllib.error.HTTPError) and error.code < 500 and error.code not in (408, 416, 425, 429)
-
-def fetch(address, path, sha256=None, timeout=30, attempts=4, pause=1.0):
-    """Download `address` to `path`, whole or not at all, with a progress bar; returns the digest.
-
-    Goes on from what an earlier call left. `timeout`: seconds of silence; `attempts`: how many in a row may bring nothing
-    new, with pauses of `pause`, twice and four times as many seconds between them. Raises ValueError where the digest is
-    not `sha256`, ConnectionError where the download fails. One of several processes works, the others wait.
-    """
-    path, failed, furthest, anew = Path(path), 0, -1, False
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(path.with_name(f".{path.name}.lock")), PartFile(path, address, sha256) as part:
-        while True:
-            fresh = not part.size
-            try:
-                receive(address, part, timeout)
-                if sha256 in (None, got := part.digest.hexdigest()):
-                    part.finish()
-                    return got
-                part.restart()
-                if fresh or anew:
-                    raise ValueError(
-                        f"{address} has the SHA-256 digest {got}, expected {sha256}: "
-                        f"{path} was not written. Is something between you and the publisher changing the file?"
-                    )
-                anew, failed, furthest = True, 0, -1  # in pieces that may not fit: once more from the beginning
-            except (OSError, http.client.HTTPException) as error:
-                failed, furthest = (0 if part.size > furthest else failed) + 1, max(furthest, part.size)
-                with contextlib.suppress(OSError):  # the disk may be full
-                    part.keep()
-                if is_final(error) or failed >= attempts:
-                    raise ConnectionError(
-                        f"could not fetch {address} ({' '.join(str(error).split())}): get it by other means and put it at {path}"
-                    ) from error
-                time.sleep(pause * 2 ** (failed - 1))
-
-# %% ../notebooks/11_corpora.ipynb #35147315
-def fetch_known(address, path, digests):
-    """`fetch` what is not there, held to its known digest, else to that of its first download, which is recorded."""
-    path = Path(path)
-    if path.is_file():
-        return check_digest(path, digests)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(path.parent / ".lock"):  # of several processes one fetches, and the others wait
-        records = read_records(path.parent)
-        if path.is_file():
-            return check_digest(path, digests)
-        got = fetch(address, path, digests.get(path.name) or records.get(path.name, {}).get("sha256"))
-        records[path.name] = {"address": address, "sha256": got, "bytes": path.stat().st_size}
-        with whole_file(path.parent / "downloads.json") as file:
-            file.write(json.dumps(records, indent=2, sort_keys=True).encode() + b"\n")
-
 # %% ../notebooks/11_corpora.ipynb #af8ac19f
 def sentence_groups(pairs):
     """Pairs in groups that share no sentence: two pairs with a common side are in one group. Order is kept."""
@@ -396,21 +212,6 @@ def split_pairs(pairs, held_out=2_000):
     return splits
 
 # %% ../notebooks/11_corpora.ipynb #c1502b2f
-def unpack_pairs(archive, member):
-    """The (first, second) columns of one member of a zip archive, read by its name; nothing is extracted."""
-    try:
-        with zipfile.ZipFile(archive) as file:
-            lines = file.read(member).decode("utf-8").split("\n")
-    except (zipfile.BadZipFile, KeyError, UnicodeDecodeError, zlib.error) as error:
-        raise ValueError(
-            f"{archive}: cannot read {member} from it ({error}); delete it to have it fetched again"
-        ) from error
-    cells = [line.rstrip("\r").split("\t") for line in lines if line.strip()]
-    bad = next((number for number, row in enumerate(cells, start=1) if len(row) < 2), None)
-    if bad is not None:
-        raise ValueError(f"{archive}, {member}: record {bad} has no tab; expected English, tab, translation")
-    return [(row[0], row[1]) for row in cells]
-
 def write_split(archive, member, folder, held_out=2_000):
     """Cut the pairs of an archive into `folder`/{train,valid,test}.tsv.gz: all three files or none."""
     folder = Path(folder)
