@@ -24,11 +24,11 @@ from annotated.corpora import (
     pair_fault,
     pair_lines,
     read_pairs,
-    read_parallel,
     read_table,
     split_pairs,
     write_split,
 )
+from annotated.files import data_root
 from annotated.toy_language import ToySentence
 
 ENGLISH = {"train": ["A dog runs.", "Two cats sleep."], "valid": ["Rain falls."], "test": ["She reads."]}
@@ -55,7 +55,7 @@ def test_files_of_different_length_name_both_and_both_counts(tmp_path):
     (tmp_path / "t.en").write_bytes(b"one\ntwo\nthree\n")
     (tmp_path / "t.de").write_bytes(b"eins\nzwei\n")
     with pytest.raises(ValueError, match=r"t\.en has 3 lines but .*t\.de has 2"):
-        read_parallel(tmp_path / "t.en", tmp_path / "t.de")
+        list(read_pairs(tmp_path / "t.en", tmp_path / "t.de"))
 
 
 def test_a_table_keeps_two_columns_and_names_a_bad_line(tmp_path):
@@ -206,7 +206,7 @@ def test_the_real_multi30k_digests_are_those_of_real_files():
     known = CORPORA["multi30k"]
     assert set(known.digests) == {f"{stem}.{tag}.gz" for stem in known.files.values() for tag in known.languages}
     assert all(len(bytes.fromhex(digest)) == 32 for digest in known.digests.values())
-    if (corpora.data_root() / "multi30k" / "train.en.gz").is_file():
+    if (data_root() / "multi30k" / "train.en.gz").is_file():
         sizes = [len(pairs) for pairs in load_corpus("multi30k").splits().values()]
         assert sizes == [29_000, 1_014, 1_000]
 
@@ -415,7 +415,7 @@ def test_the_real_addresses_are_of_one_publisher_and_marked_untried():
     assert [len(CORPORA[f"wmt14-en-{tag}"].archives["train"]) for tag in ("de", "fr")] == [3, 5]
     source = open(corpora.__file__, encoding="utf-8").read()
     assert "they are untried" in source[: source.index('WMT = "')].splitlines()[-1]
-    if (corpora.data_root() / "wmt14-en-de" / "newstest2014.en.gz").is_file():
+    if (data_root() / "wmt14-en-de" / "newstest2014.en.gz").is_file():
         corpus = load_corpus("wmt14-en-de")
         assert len(corpus.valid) == 3000 and len(corpus.test) == 3003
 

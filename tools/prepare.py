@@ -7,7 +7,7 @@ newstest: pairs of news (2008-2012 and 2015-2020), Tatoeba and Multi30k to train
 import sys
 from pathlib import Path
 
-from annotated.corpora import load_corpus, read_parallel
+from annotated.corpora import load_corpus, read_pairs
 from annotated.evaluation import multi30k_form
 from annotated.files import data_root, find_file, whole_file
 
@@ -28,7 +28,7 @@ def newstest():
         files = [find_file(folder, f"{stem}.{language}") for language in ("en", "de")]
         if None in files:
             raise SystemExit(f"{folder} lacks {stem}.en or {stem}.de: put the WMT news tests there, one sentence a line")
-        return read_parallel(*files)
+        return list(read_pairs(*files))
 
     train = [*news("news-2008-2012"), *news("news-2015-2020"), *load_corpus("tatoeba-en-de").train, *load_corpus("multi30k").train]
     valid, test = news("newstest2013"), news("newstest2014")
