@@ -15,7 +15,7 @@ jaxtyping.install_import_hook(with_shapes, "beartype.beartype")  # before anythi
 from browsing import browser, serve, site  # noqa: E402, F401
 from publishing import publisher  # noqa: E402, F401
 
-LONGEST = ["test_live", "test_site_hostile", "test_processes", "test_variations", "test_charts", "test_decoding", "test_training",
+LONGEST = ["test_live", "test_site_hostile", "test_processes", "test_variations", "test_saving", "test_decoding", "test_training",
            "test_benchmarks"]  # fmt: skip
 
 

@@ -1,0 +1,93 @@
+"""What all charts share: colours, the style, the renderer, the checks at the door, and the table behind every picture."""
+
+import base64
+import csv
+import io
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from drawing import HEADS, KEYS, QUERIES, WEIGHTS, close_figures  # noqa: F401
+from matplotlib import pyplot as plt
+
+from annotated import attention_charts, charts, style
+
+
+def test_the_colours_that_pages_rely_on_are_there():
+    names = ("query key value mask encoder decoder attention feed_forward embedding position norm output accent muted "
+             "text")
+    assert set(names.split()) <= set(style.COLOURS) and set(style.DARK) <= set(style.COLOURS)
+    assert all(re.fullmatch("#[0-9A-F]{6}", colour) for colour in [*style.COLOURS.values(), *style.CYCLE])
+    assert len(set(style.CYCLE)) == 8
+
+
+def test_renderer_gives_the_chart_and_a_picture_of_it_and_no_html():
+    import altair
+
+    style.enable_altair()
+    assert altair.renderers.active == "book"
+    bundle = attention_charts.attention_explorer(HEADS, KEYS, QUERIES)._repr_mimebundle_()
+    bundle = bundle[0] if isinstance(bundle, tuple) else bundle
+    assert set(bundle) == {"application/vnd.vegalite.v5+json", "image/png", "text/plain"}
+    assert base64.b64decode(bundle["image/png"]).startswith(b"\x89PNG")
+
+
+def test_figures_drawn_by_hand_have_a_table_of_what_they_draw():
+    figure, (curves, bars, image) = plt.subplots(1, 3)
+    curves.plot([1, 2], [3.0, 4.0], label="a")
+    curves.plot([5], [6.0])
+    curves.scatter([7], [8.0], label="dots")
+    bars.bar(["x", "y"], [1.5, 2.5], label="b")
+    image.imshow([[0.25, 0.5]])
+    header, rows = style.table(figure)
+    assert header == ["panel", "series", "x", "y", "value"]
+    assert rows == [[1, "a", 1, 3, ""], [1, "a", 2, 4, ""], [1, "series 2", 5, 6, ""], [1, "dots", 7, 8, ""],
+                    [2, "b", "x", 1.5, ""], [2, "b", "y", 2.5, ""], [3, "image 1", 0, 0, 0.25], [3, "image 1", 1, 0, 0.5]]
+    assert style.table(curves)[1] == [tuple(row[1:]) for row in rows[:4]]
+
+
+def test_panels_with_different_columns_share_one_table():
+    _, (left, right) = plt.subplots(1, 2)
+    attention_charts.mask_chart([[True]], ["k"], ["q"], ax=left)
+    charts.bars_chart({"a": 2.0}, ax=right)
+    header, rows = style.table(left.figure)
+    assert [dict(zip(header, row, strict=True)) for row in rows] == [
+        {"panel": 1, "query index": 0, "query": "q", "key index": 0, "key": "k", "may attend": 1, "group": "", "name": "", "value": ""},
+        {"panel": 2, "query index": "", "query": "", "key index": "", "key": "", "may attend": "", "group": "a", "name": "",
+         "value": 2.0}]
+
+
+def test_pictures_of_a_notebook_carry_their_table():
+    image = pytest.importorskip("PIL.Image")
+    data = base64.b64decode(style._png(attention_charts.attention_heatmap(WEIGHTS, KEYS, QUERIES).figure))
+    notes = image.open(io.BytesIO(data)).text
+    rows = list(csv.DictReader(io.StringIO(notes["Table"])))
+    assert [float(row["weight"]) for row in rows] == WEIGHTS.reshape(-1).tolist() and rows[5]["query"] == "Katze"
+    assert notes["Table-Rows"] == "12 of 12"
+    data = base64.b64decode(style._png(charts.lines_chart(np.arange(1000) * 1e-6).figure))
+    notes = image.open(io.BytesIO(data)).text
+    rows = list(csv.DictReader(io.StringIO(notes["Table"])))
+    assert notes["Table-Rows"] == "334 of 1000" and len(rows) == 334
+    assert [float(row["y"]) for row in rows[:3]] == [0, 3e-6, 6e-6]
+    figure = plt.subplots()[0]
+    assert "Table" not in image.open(io.BytesIO(base64.b64decode(style._png(figure)))).text
+
+
+def test_a_stored_figure_is_given_its_table_by_use_style():
+    code = """
+import io, base64, matplotlib
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+matplotlib.use("module://matplotlib_inline.backend_inline")
+from annotated import charts
+charts.use_style()
+figure = charts.bars_chart({"a": 1.5}).figure
+data, _ = shell.display_formatter.format(figure, include=["image/png"])
+from PIL import Image
+png = data["image/png"]
+print(Image.open(io.BytesIO(base64.b64decode(png) if isinstance(png, str) else png)).text["Table"])
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.stdout.split() == ["group,name,value", "a,,1.5"], run.stderr
