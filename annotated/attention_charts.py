@@ -13,9 +13,22 @@ from matplotlib.collections import PatchCollection
 from matplotlib.patches import Patch, PathPatch, Rectangle
 from matplotlib.path import Path as Curve
 
-from .style import (COLOURS, CYCLE, DARK, DIVERGING, SEQUENTIAL, as_array, as_layers,
-                             as_text, as_tokens, enable_altair, make_literal, new_axes,
-                             one_sentence, remember)
+from annotated.style import (
+    COLOURS,
+    CYCLE,
+    DARK,
+    DIVERGING,
+    SEQUENTIAL,
+    as_array,
+    as_layers,
+    as_text,
+    as_tokens,
+    enable_altair,
+    make_literal,
+    new_axes,
+    one_sentence,
+    remember,
+)
 
 # %% ../notebooks/88_attention_charts.ipynb #37a29773
 def _label_tokens(ax, keys, queries, key_label, query_label, cell=0.42, fontsize=9.0):

@@ -13,12 +13,29 @@ from matplotlib import pyplot as plt
 from matplotlib.collections import PatchCollection
 from matplotlib.patches import Circle, FancyBboxPatch, Patch, Rectangle
 
-from .style import (COLOURS, CYCLE, DIVERGING, SEQUENTIAL, as_array, as_text, as_tokens,
-                             new_axes, remember, table, use_style)
+from annotated.style import (
+    COLOURS,
+    CYCLE,
+    DIVERGING,
+    SEQUENTIAL,
+    as_array,
+    as_text,
+    as_tokens,
+    new_axes,
+    remember,
+    table,
+    use_style,
+)
 
 # %% ../notebooks/90_charts.ipynb #97ba5859
-from .attention_charts import (attention_explorer, attention_heatmap, attention_lines,
-                                        attention_overview, decode_stepper, mask_chart)
+from annotated.attention_charts import (
+    attention_explorer,
+    attention_heatmap,
+    attention_lines,
+    attention_overview,
+    decode_stepper,
+    mask_chart,
+)
 from .saving import save_chart
 
 # %% ../notebooks/90_charts.ipynb #1f91387f
