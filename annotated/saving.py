@@ -17,6 +17,7 @@ from pathlib import Path
 
 import matplotlib
 
+from .files import whole_file
 from .style import as_csv, as_text, make_literal, table
 
 # %% ../notebooks/89_saving.ipynb #e6a396d2
@@ -147,8 +148,6 @@ def save_chart(chart, path):
         kind = type(chart).__name__
         raise TypeError(f"chart must be axes, a figure or an Altair chart, got {kind}")
     data = _render(chart, path.suffix.lower()[1:])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    part.write_bytes(data)
-    part.replace(path)
+    with whole_file(path) as file:
+        file.write(data)
     return path
