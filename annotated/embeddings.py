@@ -11,7 +11,6 @@ import math
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 # %% ../notebooks/04_embeddings.ipynb #5e90bd12
 class TokenEmbedding(nn.Module):
@@ -28,12 +27,11 @@ class TokenEmbedding(nn.Module):
     def forward(self, ids: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch d_model"]:
         """The rows of these ids times sqrt(d_model). IndexError (on a CPU): an id out of range."""
         try:
-            return F.embedding(ids, self.weight) * math.sqrt(self.weight.size(1))
+            return nn.functional.embedding(ids, self.weight) * math.sqrt(self.weight.size(1))
         except IndexError as error:
-            size = self.weight.size(0)
-            mend = "use the tokenizer this model was made for, or a larger vocab_size"
-            raise IndexError(f"ids run from {ids.min()} to {ids.max()}, but vocab_size={size} allows "
-                             f"0 to {size - 1}: {mend}") from error
+            raise IndexError(f"ids run from {ids.min()} to {ids.max()}, but vocab_size="
+                             f"{len(self.weight)} allows 0 to {len(self.weight) - 1}: use the "
+                             "tokenizer this model was made for, or a larger vocab_size") from error
 
     def project(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch vocab_size"]:
         """Logits: the dot product with every row of the same matrix, unscaled."""

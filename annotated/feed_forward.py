@@ -8,7 +8,6 @@ __all__ = ['PositionwiseFeedForward']
 # %% ../notebooks/03_feed_forward.ipynb #97e93b16
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 # %% ../notebooks/03_feed_forward.ipynb #d8a07125
 class PositionwiseFeedForward(nn.Module):
@@ -20,11 +19,10 @@ class PositionwiseFeedForward(nn.Module):
 
     def __init__(self, d_model, d_ff, dropout=0.0):
         super().__init__()
-        self.W_1 = nn.Linear(d_model, d_ff)
-        self.W_2 = nn.Linear(d_ff, d_model)
+        self.W_1, self.W_2 = nn.Linear(d_model, d_ff), nn.Linear(d_ff, d_model)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """Widen, keep what is positive, narrow."""
-        hidden = F.relu(self.W_1(x))  # (..., d_ff)
+        hidden = self.W_1(x).relu()  # (..., d_ff)
         return self.W_2(self.dropout(hidden))

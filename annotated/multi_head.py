@@ -7,7 +7,6 @@ __all__ = ['MultiHeadAttention', 'record_attention']
 
 # %% ../notebooks/02_multi_head.ipynb #ab8ad20e
 from contextlib import contextmanager
-from functools import partial
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -15,8 +14,7 @@ from torch import Tensor, nn
 from .attention import DotProductAttention, Keys, Mask, Queries, Values
 
 # %% ../notebooks/02_multi_head.ipynb #4391efa2
-_Asking = Float[Tensor, "batch queries d_model"]
-_Asked = Float[Tensor, "batch keys d_model"]
+_Asking, _Asked = Float[Tensor, "batch queries d_model"], Float[Tensor, "batch keys d_model"]
 _Found = Float[Tensor, "batch h queries d_v"]
 
 
@@ -25,7 +23,7 @@ class MultiHeadAttention(nn.Module):
 
     d_k, d_v: width of one head's queries and keys, and of its values; d_model / h unless given.
     dropout: share of attention weights zeroed while training.
-    `attention` is the part that looks: (Q, K, V, mask) -> (heads, weights); another may be assigned.
+    `attention` is the part that looks: (Q, K, V, mask) -> (heads, weights); assign another.
     ValueError if h does not divide d_model where it has to, and for a mask of three axes.
     """
 
@@ -73,25 +71,23 @@ class MultiHeadAttention(nn.Module):
         return self.W_O(heads.transpose(1, 2).flatten(-2))
 
 # %% ../notebooks/02_multi_head.ipynb #beb59870
-class _Place(nn.Module):
-    """The place of a part in one layer, for hooks: several layers may share a part, none its place."""
+class _Recorder(nn.Module):
+    """Stands in for the part of one layer, and puts what it finds into the dict `weights`."""
 
-    def __init__(self, part):
+    def __init__(self, part, path, weights):
         super().__init__()
-        self.part = part
+        self.part, self.path, self.weights = getattr(part, "plain", part), path, weights
+        self.train(part.training)
 
     def forward(self, *given):
-        return self.part(*given)
+        heads, weights = self.part(*given)
+        if weights is None:
+            what = f"{self.path or 'the layer'}: {type(self.part).__name__}"
+            raise ValueError(f"{what} makes no weights: nothing to record")
+        self.weights[self.path] = weights.detach()
+        return heads, weights
 
-
-def _keep(weights, path, place, given, found):
-    """A forward hook: put the weights that a part returned into the dict `weights`."""
-    if found[1] is None:
-        what = f"{path or 'the layer'}: {type(place.part).__name__}"
-        raise ValueError(f"{what} makes no weights: nothing to record")
-    weights[path] = found[1].detach()
-
-
+# %% ../notebooks/02_multi_head.ipynb #9478405a
 @contextmanager
 def record_attention(model):
     """Collect attention weights while a with block is open: {path: (batch, h, queries, keys)}.
@@ -101,17 +97,14 @@ def record_attention(model):
     training, after dropout. ValueError if model holds no MultiHeadAttention, and when a part runs
     that makes no weights.
     """
-    found = {p: m for p, m in model.named_modules() if isinstance(m, MultiHeadAttention)}
-    if not found:
-        kind = type(model).__name__
-        raise ValueError(f"model is a {kind} without any MultiHeadAttention: nothing to record")
-    weights, before = {}, {path: layer.attention for path, layer in found.items()}
+    layers = {p: m for p, m in model.named_modules() if isinstance(m, MultiHeadAttention)}
+    if not layers:
+        raise ValueError(f"model is a {type(model).__name__} without any MultiHeadAttention")
+    weights, before = {}, {path: layer.attention for path, layer in layers.items()}
     try:
-        for path, layer in found.items():
-            part = getattr(layer.attention, "plain", layer.attention)
-            layer.attention = _Place(part).train(layer.attention.training)
-            layer.attention.register_forward_hook(partial(_keep, weights, path))
+        for path, layer in layers.items():
+            layer.attention = _Recorder(before[path], path, weights)
         yield weights
     finally:  # also if the block ends in an exception
-        for path, layer in found.items():
+        for path, layer in layers.items():
             layer.attention = before[path].train(layer.attention.training)
