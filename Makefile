@@ -71,13 +71,13 @@ export: setup  ## export the modules only, without executing
 	$(PYTHON) tools/sync.py --export $(PAGES)
 
 multi30k: setup  ## train and score Multi30k English to German (about 30 minutes on 2 cores)
-	bash tools/multi30k.sh
+	bash experiments/multi30k.sh
 
 multi30k-record: setup  ## the same as the literature scores it, with the best published recipe (about 2 hours on 1 core)
-	bash tools/multi30k_record.sh
+	bash experiments/multi30k_record.sh
 
 newstest: setup  ## train on the news, Tatoeba and Multi30k at hand, score newstest2014 (about 90 minutes on 1 core)
-	bash tools/newstest.sh
+	bash experiments/newstest.sh
 
 bench: setup _build/bench/ready  ## speed beside its peers on a quiet machine: about half an hour, 6 minutes with BENCH=--quick (python -m benchmarks --help)
 	env -u OMP_NUM_THREADS -u GOMP_SPINCOUNT _build/bench/venv/bin/python -m benchmarks $(BENCH)
@@ -87,18 +87,21 @@ _build/bench/ready: .venv/ready pyproject.toml  # the peers, in an environment o
 	@touch _build/bench/ready
 
 variations: setup  ## train every row of Table 3 on Multi30k for page 21, a process a run (about an hour on 2 cores)
-	$(PYTHON) -m annotated.variations multi30k --out results/variations
+	bash experiments/variations.sh
 
 lengths: setup  ## translate toy sentences longer than those of training, for page 05 (about 10 minutes on 1 core)
-	$(PYTHON) -m annotated.variations lengths --out results/lengths.json
+	$(PYTHON) experiments/lengths.py
+
+padding: setup  ## shares of padding in Multi30k, for page 13 (a minute)
+	$(PYTHON) experiments/padding.py multi30k results/padding.json
 
 parse-gum: setup  ## train and score a constituency parser on the treebank GUM (about 40 minutes on 1 core)
-	$(PYTHON) -m annotated.parsing gum --out _build/parse-gum --results results/parsing_gum.json --trees _build/parse-gum.trees
+	bash experiments/treebanks.sh gum
 
 parse-craft: setup  ## the same on the treebank CRAFT (about 50 minutes on 1 core)
-	$(PYTHON) -m annotated.parsing craft --out _build/parse-craft --results results/parsing_craft.json --trees _build/parse-craft.trees
+	bash experiments/treebanks.sh craft
 
 wmt: setup  ## the full WMT14 run of page 23 on this machine's GPUs (WMT_SIZE=base|big WMT_PAIR=en-de|en-fr); days
 	WMT_RUN=full $(PYTHON) tools/book.py 23
 
-.PHONY: help setup book site test test-site axe test-long results toy lint lab sync export bench multi30k multi30k-record newstest variations lengths parse-gum parse-craft wmt
+.PHONY: help setup book site test test-site axe test-long results toy lint lab sync export bench multi30k multi30k-record newstest variations lengths padding parse-gum parse-craft wmt

@@ -6,7 +6,7 @@
 __all__ = ['SCORED_BY', 'COMMANDS', 'USAGE', 'Train', 'train_options', 'Translate', 'Prepare',
            'Clean', 'Score', 'Export', 'Parse', 'Vary', 'main']
 
-# %% ../notebooks/83_terminal.ipynb #52dd6b74
+# %% ../notebooks/83_terminal.ipynb #ddd803fd
 import json
 import os
 import shlex
@@ -19,7 +19,7 @@ from typing import Literal
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional, Suppress
 
-# %% ../notebooks/83_terminal.ipynb #13055026
+# %% ../notebooks/83_terminal.ipynb #789780c0
 def _read(kind, command, arguments):
     """The options of a command as a `kind`; ends the program for what cannot be read."""
     return tyro.cli(OmitArgPrefixes[kind], prog=f"annotated {command}", args=arguments)
@@ -40,7 +40,7 @@ def _line(command, arguments):
     """The command line as a reader would type it."""
     return shlex.join(["annotated", command, *arguments])
 
-# %% ../notebooks/83_terminal.ipynb #b70b7d19
+# %% ../notebooks/83_terminal.ipynb #2c19711b
 def _read_with_preset(kind, command, arguments, presets, choose):
     """Options of `kind` with two configurations, `sizes` and `training`, from a preset where not
     given.
@@ -72,7 +72,7 @@ def _read_with_preset(kind, command, arguments, presets, choose):
     options.preset, options.sizes = preset, TransformerConfig(**asdict(options.sizes))
     return options
 
-# %% ../notebooks/83_terminal.ipynb #0ec88af8
+# %% ../notebooks/83_terminal.ipynb #e18065f9
 @dataclass
 class Train:
     """Train a Transformer on a corpus and save it. Under torchrun: one training in several
@@ -96,7 +96,7 @@ class Train:
     average: int | None = None  # save the mean of the last so many checkpoints in --checkpoints
     tensorboard: Path | None = None  # folder for curves; needs the package tensorboard
 
-# %% ../notebooks/83_terminal.ipynb #1daa6ba7
+# %% ../notebooks/83_terminal.ipynb #ac03dc4d
 def _check_folders(options):
     """Raise a ValueError or a FileExistsError for folders that will not do."""
     from annotated import runs
@@ -114,7 +114,7 @@ def _check_folders(options):
         mend = "give --out a new name, or move it away first"
         raise FileExistsError(f"{options.out} exists already: {mend}")
 
-# %% ../notebooks/83_terminal.ipynb #fafdb968
+# %% ../notebooks/83_terminal.ipynb #967a33f2
 def _corpus_with_tokenizer(options):
     """(corpus, tokenizer) that the options name; ValueError or OSError for what cannot be read."""
     from annotated import batches, corpora, tokens
@@ -140,7 +140,7 @@ def _corpus_with_tokenizer(options):
     pieces = options.sizes.vocab_size
     return corpus, tokens.SubwordTokenizer.fit(corpus.train, pieces, kind or "bpe")
 
-# %% ../notebooks/83_terminal.ipynb #b657fe2f
+# %% ../notebooks/83_terminal.ipynb #241194a7
 def _reporter(folder=None):
     """What to do with each row of a log: curves for TensorBoard, if there is a folder for them."""
     from annotated import fast
@@ -158,7 +158,7 @@ def _reporter(folder=None):
 
     return report
 
-# %% ../notebooks/83_terminal.ipynb #5c4d63fd
+# %% ../notebooks/83_terminal.ipynb #d5f428e8
 def _save_trained(options, model, tokenizer, corpus, **info):
     """Save a model, or the mean of its last checkpoints if the options want it, in --out."""
     from annotated import checkpoints, runs
@@ -205,7 +205,7 @@ def _train(arguments):
             last = f"{log[-1]['step']} steps in {seconds['wall']} s; validation perplexity "
             print(f"{last}{log[-1]['valid_perplexity']:.2f}; saved in {options.out}")
 
-# %% ../notebooks/83_terminal.ipynb #14db7232
+# %% ../notebooks/83_terminal.ipynb #79733bf5
 @dataclass
 class Translate:
     """Translate a text, one line out for each line in."""
@@ -251,7 +251,7 @@ def _translate(arguments):
     else:
         _write(options.output, text)
 
-# %% ../notebooks/83_terminal.ipynb #9f4ef520
+# %% ../notebooks/83_terminal.ipynb #9cbfc171
 @dataclass
 class Prepare:
     """Fetch a corpus if it is not there, clean it, learn its vocabulary, and encode it into a new
@@ -304,7 +304,7 @@ def _clean(arguments):
               "counts": dict(sorted(counts.items()))}
     _write(options.out, json.dumps(result, indent=1) + "\n")
 
-# %% ../notebooks/83_terminal.ipynb #45d6bbae
+# %% ../notebooks/83_terminal.ipynb #46a77120
 @dataclass
 class Score:
     """Translate one split of a corpus, and write its scores into a folder: SPLIT.json, and
@@ -365,7 +365,7 @@ def _score(arguments):
     _write(path, json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
     print(report)
 
-# %% ../notebooks/83_terminal.ipynb #592a44ba
+# %% ../notebooks/83_terminal.ipynb #2c6fbb0a
 @dataclass
 class Export:
     """Make folders for Hugging Face and CTranslate2 of a checkpoint, or a checkpoint of such a
@@ -424,7 +424,7 @@ def _export(arguments):
         print("annotated export: it does not agree with the checkpoint: see above", file=sys.stderr)
     return 0 if facts["passed"] else 1
 
-# %% ../notebooks/83_terminal.ipynb #5b2e3d8c
+# %% ../notebooks/83_terminal.ipynb #394b94a3
 @dataclass
 class Parse:
     """Train a Transformer to parse sentences, unless it is there already, and score it by labelled
@@ -479,7 +479,7 @@ def _parse(arguments):
     if options.trees:
         _write(options.trees, "".join(f"{tree or '(TOP)'}\n" for tree in trees))
 
-# %% ../notebooks/83_terminal.ipynb #2e76f68d
+# %% ../notebooks/83_terminal.ipynb #a2ddc9d8
 @dataclass
 class Vary:
     """Train rows of Table 3 on a corpus, a process a run, and write a JSON file of results for
@@ -520,7 +520,7 @@ def _vary(arguments):
                                options.seeds, devices, **size)
     print(f"{len(results)} results in {options.out}")
 
-# %% ../notebooks/83_terminal.ipynb #14a23e20
+# %% ../notebooks/83_terminal.ipynb #0f75fb0b
 COMMANDS = {  # name: (function, what it does)
     "train": (_train, "train a Transformer on a corpus and save it"),
     "translate": (_translate, "translate a text, line by line"),
@@ -541,7 +541,7 @@ USAGE = "\n".join([
 def main(arguments=None):
     """Do what the words of a terminal say, as `annotated --help` explains; returns the exit status.
 
-    A mistake that a user can mend is one line on standard error and exit status 2.
+    A mistake that a user can mend is told on standard error, with exit status 2.
     """
     name, *rest = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if name in ("-h", "--help"):

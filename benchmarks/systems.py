@@ -80,7 +80,10 @@ class Annotated(System):
     """The library of the book, through its own functions."""
 
     def build(self, N, d_model, d_ff, h, vocab_size):
-        from annotated.training import keep_memory
+        try:
+            from annotated.fast import keep_memory
+        except ImportError:  # an older revision of our own
+            from annotated.training import keep_memory
         from annotated.transformer import Transformer, TransformerConfig
 
         if not self.fair:
@@ -96,7 +99,7 @@ class Annotated(System):
         return self.run.optimizer
 
     def compile(self):
-        """As `annotated.training` does."""
+        """As `annotated train` does."""
         self.network = torch.compile(self.model.hidden, dynamic=True)
 
     def train_step(self, batch, precision):

@@ -19,7 +19,6 @@ from annotated.batches import (
     EncodedPairs,
     epoch_batches,
     load_prepared,
-    main,
     pad,
     padding_share,
     pair_lengths,
@@ -169,23 +168,6 @@ def test_c22_both_sides_fit_when_their_lengths_differ():
     assert padding_share(lengths, token_batches(lengths, 2048)) <= 0.035
     one_side = np.argsort(lengths[:, 1], kind="stable")
     assert padding_share(lengths, [one_side[i : i + 130] for i in range(0, 20_000, 130)]) > 0.06
-
-
-def test_c22_the_command_writes_its_result(tmp_path, monkeypatch, capsys):
-    pairs = [(f"word {'again ' * (k % 7)}", f"Wort {'noch einmal ' * (k % 7)}") for k in range(40)]
-    monkeypatch.setattr(module, "load_corpus", lambda name: Corpus(name, "en", "de", pairs, [], [], []))
-    arguments = ["mine", "--vocab-size", "300", "--max-tokens", "64", "--seed", "3"]
-    main([*arguments, "--out", str(tmp_path / "padding.json")])
-    result = json.loads((tmp_path / "padding.json").read_text())
-    assert result["shares"]["64"]["bucketed"] < result["shares"]["64"]["random"] < result["fixed_length"] + 0.1
-    tokenizer = SubwordTokenizer.fit(pairs, vocab_size=300)
-    lengths = np.array([[len(tokenizer.encode(text)) + 1 for text in pair] for pair in pairs])
-    assert result["mean_lengths"] == [round(lengths[:, side].mean(), 2) for side in (0, 1)]
-    assert result["longest"] == lengths.max(axis=0).tolist()
-    assert result["fixed_length"] == round(1 - lengths.sum() / (40 * lengths.max(axis=0).sum()), 4)
-    assert result["data"] == "mine, train, 40 pairs, en-de" and result["seed"] == 3 and "--seed 3" in result["command"]
-    main(arguments)
-    assert json.loads(capsys.readouterr().out)["shares"] == result["shares"]
 
 
 # --- memory-mapped pairs --------------------------------------------------------------------------------------------
@@ -523,21 +505,6 @@ def test_languages_are_handed_on(corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "load_corpus", lambda *given: asked.append(given) or corpus)
     prepare_corpus("mine", tmp_path / "p", 300, root=tmp_path, source_language="en", target_language="de")
     assert asked == [("mine", tmp_path, "en", "de")]
-
-
-def test_the_command_prepares(corpus, tmp_path, capsys):
-    main(["prepare", "mine", str(tmp_path / "p"), "--vocab-size", "700", "--model", "wordpiece", "--max-length", "99"])
-    facts = json.loads(capsys.readouterr().out)
-    assert facts["model"] == "wordpiece" and facts["cleaning"]["kept"] == 200 and facts["max_length"] == 99
-    assert load_prepared(tmp_path / "p").tokenizer.model == "wordpiece"
-    with pytest.raises(SystemExit, match="2"):
-        main(["prepare", "mine", str(tmp_path / "p"), "--vocab-size", "300"])
-    assert "was prepared with vocab_size 700, not 300" in capsys.readouterr().err
-    with pytest.raises(SystemExit, match="2"):
-        main(["prepare", "mine", str(tmp_path / "q"), "--vocab-size", "300", "--model", "unigram"])
-    assert "invalid choice: 'unigram'" in capsys.readouterr().err
-    main(["prepare", "mine", str(tmp_path / "r"), "--vocab-size", "300", "--seed", "7", "--share", "0.5"])
-    assert (facts := json.loads(capsys.readouterr().out))["seed"] == 7 and facts["share"] == 0.5
 
 
 def test_another_process_reads_the_same(folder):

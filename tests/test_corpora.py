@@ -5,7 +5,6 @@ import dataclasses
 import gzip
 import hashlib
 import io
-import json
 import threading
 import tracemalloc
 import zipfile
@@ -475,14 +474,3 @@ def test_cleaning_streams():
     assert list(islice(clean_pairs(((f"word {n}", f"Wort {n}") for n in count()), {}), 2)) == [
         ("word 0", "Wort 0"), ("word 1", "Wort 1")]
 
-
-def test_the_command_counts_faults_in_two_files(tmp_path, capsys):
-    (tmp_path / "a.en.gz").write_bytes(gzip.compress(b"A dog\n\ncaf\xe9\n"))
-    (tmp_path / "a.de").write_bytes(b"Ein Hund\nleer\nCafe\n")
-    corpora.main([str(tmp_path / "a.en.gz"), str(tmp_path / "a.de")])
-    result = json.loads(capsys.readouterr().out)
-    assert result["counts"] == {"broken": 1, "empty": 1, "kept": 1} and result["pairs"] == 3
-    corpora.main([str(tmp_path / "a.en.gz"), str(tmp_path / "a.de"), "--out", str(tmp_path / "r.json")])
-    assert json.loads((tmp_path / "r.json").read_text())["counts"] == result["counts"]
-    with pytest.raises(SystemExit, match="2"):
-        corpora.main([str(tmp_path / "a.en.gz"), str(tmp_path / "none")])

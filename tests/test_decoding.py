@@ -2,7 +2,6 @@
 
 import copy
 import inspect
-import io
 import itertools
 import math
 import os
@@ -12,7 +11,6 @@ import sys
 from collections import Counter
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import sacrebleu
@@ -20,9 +18,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from annotated import decoding
 from annotated.batches import pad
-from annotated.checkpoints import save_checkpoint
 from annotated.corpora import load_corpus
 from annotated.decoding import (
     IncrementalDecoder,
@@ -32,9 +28,7 @@ from annotated.decoding import (
     greedy_decode,
     length_penalty,
     likeliest,
-    main,
     most_probable,
-    read_input,
     sample,
     translate,
     write,
@@ -685,108 +679,6 @@ def test_progress_is_shown_only_on_request(model, capsys):
     assert capsys.readouterr() == ("", "")
     translate(model, WORDS, TEXTS, show_progress=True)
     assert "translating" in capsys.readouterr().err
-
-
-# Files
-
-@pytest.mark.parametrize("data, lines", [
-    (b"", []), (b"\n", [""]), (b"one", ["one"]), (b"one\n", ["one"]), (b"one\n\n", ["one", ""]),
-    (b"one\r\ntwo\r\n", ["one", "two"]), (b"one\r\r\n", ["one\r"]), (b"a\rb\n", ["a\rb"]),
-    ("a\u2028b\u0085c\x0bd\n".encode(), ["a\u2028b\u0085c\x0bd"]),
-    (b"\xef\xbb\xbfone\n", ["one"]), ("schläft\n".encode(), ["schläft"]),
-])
-def test_lines_end_at_newlines_only(tmp_path, monkeypatch, data, lines):
-    (tmp_path / "in.txt").write_bytes(data)
-    assert read_input(tmp_path / "in.txt") == lines
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
-    assert read_input("-") == lines
-
-
-def test_text_that_is_not_utf_8_is_named_with_its_line(tmp_path, monkeypatch):
-    (tmp_path / "in.txt").write_bytes(b"gut\nschl\xe4ft\n")
-    with pytest.raises(ValueError, match=r"in\.txt, line 2: not UTF-8"):
-        read_input(tmp_path / "in.txt")
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff")))
-    with pytest.raises(ValueError, match="standard input, line 1: not UTF-8"):
-        read_input("-")
-
-
-@pytest.fixture(scope="module")
-def folder(model, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model") / "saved"
-    save_checkpoint(folder, model.float(), WORDS, source_language="en")
-    return str(folder)
-
-
-DATA = "the dog sees a cat .\r\n\nthe\u2028cat sleeps .\n   \na zebra .".encode()
-
-
-def test_command_line_gives_one_line_for_each_line(folder, tmp_path, monkeypatch, capsysbinary):
-    (tmp_path / "in.txt").write_bytes(DATA)
-    main(["--model", folder, "--input", str(tmp_path / "in.txt"), "--output", str(tmp_path / "out.txt")])
-    written = (tmp_path / "out.txt").read_bytes()
-    assert capsysbinary.readouterr().out == b""
-    lines = written.split(b"\n")
-    assert [bool(line) for line in lines] == [True, False, True, False, True, False], "five lines and a final newline"
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(DATA)))
-    main(["--model", folder])
-    assert capsysbinary.readouterr().out == written
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
-    main(["--model", folder])
-    assert capsysbinary.readouterr().out == b""
-
-
-def test_command_line_passes_beam_and_alpha_on(folder, model, monkeypatch, capsysbinary):
-    seen = []
-    monkeypatch.setattr(decoding, "beam_search", lambda *given: seen.append(given[2:]) or beam_search(*given))
-    for options in ([], ["--beam", "3"], ["--beam", "3", "--alpha", "2"]):
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a cat .\n")))
-        main(["--model", folder, *options])
-        expected = translate(model, WORDS, ["a cat ."], beam=3 if options else 1, alpha=2.0 if "2" in options else 0.6)
-        assert capsysbinary.readouterr().out.decode() == f"{expected[0]}\n"
-    assert seen == [(3, 0.6), (3, 0.6), (3, 2.0), (3, 2.0)], "twice each: by main and by this test; greedy needs none"
-
-
-def test_output_file_appears_whole_or_not_at_all(folder, tmp_path, monkeypatch):
-    (tmp_path / "in.txt").write_bytes(DATA)
-    (tmp_path / "out.txt").write_text("older\n")
-    monkeypatch.setattr("annotated.files.os.fsync", lambda _: (_ for _ in ()).throw(OSError("disk full")))
-    with pytest.raises(SystemExit):
-        main(["--model", folder, "--input", str(tmp_path / "in.txt"), "--output", str(tmp_path / "out.txt")])
-    assert (tmp_path / "out.txt").read_text() == "older\n"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.txt", "out.txt"]
-
-
-def refused(arguments, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main([str(argument) for argument in arguments])
-    output, error = capsys.readouterr()
-    assert stopped.value.code == 2 and output == "" and len(error.splitlines()) == 1
-    assert error.startswith("python -m annotated.decoding: error: ")
-    return error
-
-
-def test_command_line_refuses_with_one_line(folder, tmp_path, model, capsys):
-    good, bad = tmp_path / "good.txt", tmp_path / "bad.txt"
-    good.write_bytes(DATA)
-    bad.write_bytes(b"\n\n\xff\n")
-    assert "bad.txt, line 3: not UTF-8" in refused(["--model", folder, "--input", bad], capsys)
-    assert "missing.txt" in refused(["--model", folder, "--input", tmp_path / "missing.txt"], capsys)
-    assert str(tmp_path / "none") in refused(["--model", tmp_path / "none", "--input", good], capsys)
-    no_device = ["--model", folder, "--input", good, "--device", "abacus"]
-    assert "device 'abacus' cannot be used" in refused(no_device, capsys)
-    assert "beam=0 will not do" in refused(["--model", folder, "--input", good, "--beam", "0"], capsys)
-    assert "alpha=-1.0 will not do" in refused(["--model", folder, "--input", good, "--alpha", "-1"], capsys)
-    save_checkpoint(tmp_path / "bare", model)
-    assert "bare holds no tokenizer" in refused(["--model", tmp_path / "bare", "--input", good], capsys)
-
-
-def test_without_a_model_the_book_s_own_translates(model, tmp_path, monkeypatch, capsysbinary):
-    saved = SimpleNamespace(model=model, tokenizer=WORDS, info={"source_language": "en"})
-    monkeypatch.setattr(decoding, "book_model", lambda: saved)
-    (tmp_path / "in.txt").write_bytes(DATA)
-    main(["--input", str(tmp_path / "in.txt")])
-    assert capsysbinary.readouterr().out.count(b"\n") == 5
 
 
 # The book's model

@@ -2,9 +2,10 @@
 
 import contextlib
 import copy
-import io
 import itertools
 import math
+import os
+import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,7 @@ from annotated.attention import DotProductAttention, masked_softmax
 from annotated.batches import pad
 from annotated.checkpoints import save_checkpoint
 from annotated.corpora import load_corpus
-from annotated.decoding import KeyValueCache, beam_search, greedy_decode, likeliest, main, most_probable, translate
+from annotated.decoding import KeyValueCache, beam_search, greedy_decode, likeliest, most_probable, translate
 from annotated.embeddings import TokenEmbedding
 from annotated.fast import (
     ChunkedLoss,
@@ -903,33 +904,6 @@ def folder(tmp_path_factory):
     return str(folder)
 
 
-@pytest.mark.parametrize("beam", [1, 3])
-@pytest.mark.parametrize("precision", [None, "fp32", "bf16", "int8"])
-def test_the_command_line_translates_with_a_prepared_model(folder, precision, beam, monkeypatch, capsysbinary):
-    model, seen = tiny(len(WORDS), seed=2, N=1).float(), []
-    expected = translate(prepare(model, "translate", precision or "fp32", rows=32 * beam), WORDS, TEXTS, beam=beam)
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join(TEXTS).encode())))
-    told = ["--model", folder, "--beam", str(beam), *(["--precision", precision] if precision else [])]
-    main(told, prepare=lambda *given: seen.append(given[1:]) or prepare(*given))
-    assert capsysbinary.readouterr().out.decode() == "".join(f"{line}\n" for line in expected) and len(set(expected)) > 3
-    assert seen == [("translate", precision or "fp32", 32 * beam)]
-
-
-@pytest.mark.parametrize("module", ["decoding", "training", "variations", "parsing"])
-def test_the_commands_are_quick_and_their_modules_plain(module):
-    """What runs as a program hands the prepared parts on; what is imported knows nothing of them."""
-    code = (ROOT / "annotated" / f"{module}.py").read_text(encoding="utf-8")
-    before, _, guard = code.partition('if __name__ == "__main__"')
-    handed = "main(prepare=prepare)" if module == "decoding" else "main(build=transformer_to_train, loss=ChunkedLoss)"
-    assert handed in guard and "fast import" in guard and "annotated.fast" not in before.replace("`annotated.fast.prepare`", "")
-
-
-def test_the_command_line_knows_three_precisions(folder, capsys):
-    with pytest.raises(SystemExit):
-        main(["--model", folder, "--precision", "fp8"])
-    assert "invalid choice: 'fp8'" in capsys.readouterr().err
-
-
 # What makes each part quick: which way is taken, how often something is asked, filled, rounded or made
 
 EXACT = {"rtol": 0, "atol": 1e-9}
@@ -1321,3 +1295,62 @@ def test_c26_steps_with_kept_keys_equal_one_pass_recorded_or_not(chunks, recordi
             start += new
             assert own.length == start and (not recording or weights[""].shape == (2, 4, new, start))
         torch.testing.assert_close(torch.cat(outputs, dim=1), plain(x, x, x, causal), **EXACT)
+
+
+# Memory that is kept
+
+@pytest.mark.skipif(sys.platform != "linux", reason="page faults are counted on Linux")
+def test_kept_memory_is_not_mapped_again_and_is_given_back_on_request():
+    program = """
+import resource, torch
+from annotated.fast import give_memory_back, keep_memory
+torch.set_num_threads(1)
+resident = lambda: int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
+def faults(times):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(times):
+        torch.ones(20_000_000)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+plain, could, first, later, full = faults(4), keep_memory(), faults(1), faults(4), resident()
+print(plain, could, later, full - resident(), give_memory_back(), full - resident())
+"""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC", "LD_PRELOAD", "GLIBC"))}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True)
+    plain, could, later, before, could_give, after = done.stdout.split()
+    if could != "True":
+        pytest.skip("the C library here has no mallopt")
+    assert int(plain) > 4 * 19_000 and int(later) < 8 * 19_000 * 0.3, "four times 80 MB in pages of 4 kB"
+    assert could_give == "True" and int(before) < 1e6 and int(after) > 60e6
+
+
+@pytest.mark.skipif(not os.path.isdir("/sys/kernel/mm/transparent_hugepage"), reason="needs a Linux that can make large pages")
+def test_kept_memory_lies_where_large_pages_are_asked_for_also_after_it_was_given_back_and_costs_nothing_before():
+    program = """
+import re, resource, torch
+from annotated.fast import give_memory_back, keep_memory
+resident = lambda: int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
+def asked_for(tensor):
+    inside = False
+    for line in open("/proc/self/smaps"):
+        span = re.match("([0-9a-f]+)-([0-9a-f]+) ", line)
+        if span:
+            inside = int(span[1], 16) <= tensor.data_ptr() + tensor.nbytes // 2 < int(span[2], 16)
+        elif inside and line.startswith("VmFlags:"):
+            return "hg" in line.split()
+plain, before = asked_for(torch.ones(20_000_000)), resident()
+could, cost = keep_memory(), resident() - before
+first = asked_for(torch.ones(20_000_000))
+give_memory_back()
+print(plain, could, cost, first, asked_for(torch.ones(20_000_000)), asked_for(torch.ones(200_000_000)))
+"""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC", "LD_PRELOAD", "GLIBC"))}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True)
+    plain, could, cost, *asked = done.stdout.split()
+    if could != "True":
+        pytest.skip("the C library here has no mallopt")
+    assert plain == "False" and asked == ["True"] * 3 and int(cost) < 4e6
+
+
+def test_without_such_a_c_library_memory_is_left_alone(monkeypatch):
+    monkeypatch.setattr(fast, "_c_library", lambda name: None)
+    assert (fast.keep_memory(), fast.give_memory_back()) == (False, False)

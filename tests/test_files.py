@@ -1,6 +1,7 @@
 """Files: text is read as written, nothing appears half, what is old is cleared; the machine is named."""
 
 import gzip
+import io
 import json
 import os
 import subprocess
@@ -14,7 +15,16 @@ from hypothesis import strategies as st
 from publishing import PACK, left_over, lines, special, tar
 
 from annotated import files
-from annotated.files import describe_machine, open_text, sha256_of, stream_lines, whole_file, whole_folder, write_json
+from annotated.files import (
+    describe_machine,
+    input_lines,
+    open_text,
+    sha256_of,
+    stream_lines,
+    whole_file,
+    whole_folder,
+    write_json,
+)
 
 
 def read_lines(path):
@@ -261,3 +271,25 @@ def test_the_machine_is_named_with_its_cores_and_threads():
     finally:
         torch.set_num_threads(before)
     assert words.endswith(f", {os.cpu_count()} cores, 3 thread(s), torch {torch.__version__}") and not words.startswith(",")
+
+
+@pytest.mark.parametrize("data, lines", [
+    (b"", []), (b"\n", [""]), (b"one", ["one"]), (b"one\n", ["one"]), (b"one\n\n", ["one", ""]),
+    (b"one\r\ntwo\r\n", ["one", "two"]), (b"one\r\r\n", ["one\r"]), (b"a\rb\n", ["a\rb"]),
+    ("a\u2028b\u0085c\x0bd\n".encode(), ["a\u2028b\u0085c\x0bd"]),
+    (b"\xef\xbb\xbfone\n", ["one"]), ("schläft\n".encode(), ["schläft"]),
+])
+def test_lines_end_at_newlines_only(tmp_path, monkeypatch, data, lines):
+    (tmp_path / "in.txt").write_bytes(data)
+    assert input_lines(tmp_path / "in.txt") == lines
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+    assert input_lines("-") == lines
+
+
+def test_text_that_is_not_utf_8_is_named_with_its_line(tmp_path, monkeypatch):
+    (tmp_path / "in.txt").write_bytes(b"gut\nschl\xe4ft\n")
+    with pytest.raises(ValueError, match=r"in\.txt, line 2: not UTF-8"):
+        input_lines(tmp_path / "in.txt")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff")))
+    with pytest.raises(ValueError, match="standard input, line 1: not UTF-8"):
+        input_lines("-")

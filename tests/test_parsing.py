@@ -26,7 +26,6 @@ from annotated.parsing import (
     delinearize,
     linearize,
     load_treebank,
-    main,
     nearest_copy,
     parse_sentences,
     parse_tree,
@@ -586,34 +585,6 @@ def test_trees_too_long_for_a_batch_are_left_out():
     training = TrainingConfig(steps=1, max_tokens=60, validate_every=1)
     _, _, left_out = train_parser(treebank, vocabulary, config, training, show_progress=False)
     assert left_out == 1
-
-
-def test_command_trains_scores_and_writes(tmp_path, capsys):
-    texts = {"train": "".join(f"{tree}\n" for tree in TOY[:40]), "dev": f"{TOY[40]}\n", "test": f"{TOY[41]}\n{TOY[42]}\n"}
-    write_treebank(tmp_path / "own", texts)
-    model, results, trees = tmp_path / "model", tmp_path / "results.json", tmp_path / "parsed.trees"
-    small = ("--N 1 --d_model 16 --d_ff 16 --h 2 --steps 4 --save_every 2 --copies 2 --precision fp32 --average 2 --extra 5 --beam 2 "
-             "--leaves XX").split()
-    command = [str(tmp_path / "own"), "--out", str(model), "--results", str(results), "--trees", str(trees), *small]
-    main(command)
-    found = json.loads(results.read_text())
-    assert list(found["scores"]) == ["right-branching", "nearest copy", "greedy", "beam 2"] and found["scores"]["greedy"]["sentences"] == 2
-    assert found["treebank"] == "own" and found["seed"] == 0 and found["training"]["steps"] == 4
-    assert found["pairs"] == {"copies": 2, "min_frequency": 3, "leaves": "XX", "parts": True}  # the preset gum, but for what was given
-    assert found["averaged"] == ["step-00000002", "step-00000004"] and found["command"].startswith("python -m annotated.parsing")
-    assert found["claim"] == "C30" and len(trees.read_text().splitlines()) == 2 and "vocabulary" not in found
-    before = (model / "model.safetensors").read_bytes()
-    main([*command, "--beam_sentences", "1"])
-    rows = json.loads(results.read_text())["scores"]
-    assert {name: rows[name]["sentences"] for name in list(rows)[2:]} == {"greedy": 2, "greedy, first 1": 1, "beam 2, first 1": 1}
-    assert len(trees.read_text().splitlines()) == 1
-    main([*command, "--sentences", "1"])  # the model is there: scored, not trained
-    again = json.loads(results.read_text())
-    assert again["scores"]["greedy"]["sentences"] == 1 and (model / "model.safetensors").read_bytes() == before
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as stop:
-        main(["toy", "--out", str(model)])
-    assert stop.value.code == 2 and "holds no parser of the treebank toy" in capsys.readouterr().err
 
 
 def test_results_that_are_kept_add_up():

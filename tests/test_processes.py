@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from annotated.checkpoints import MANIFEST, run_checkpoints
-from annotated.training import INTERRUPTED
+from annotated.checkpoints import MANIFEST
+from annotated.runs import INTERRUPTED, run_checkpoints
 
 ROOT = Path(__file__).resolve().parent.parent
 LONG_RUN = '''
 import os, random, signal, sys, time
 from pathlib import Path
 import torch
-from annotated.checkpoints import run_checkpoints
-from annotated.training import TrainingConfig, process_group, ranks, train
+from annotated.runs import network_of, process_group, ranks, run_checkpoints, sum_over_ranks
+from annotated.training import TrainingConfig, train
 from annotated.transformer import Transformer, TransformerConfig
 
 def long_run(folder, before_forward=lambda calls: None):
@@ -60,7 +60,7 @@ import copy, json, math
 from annotated import training
 from annotated.batches import Batch
 from annotated.regularization import LabelSmoothingLoss
-from annotated.training import backward_share, sum_over_ranks
+from annotated.training import backward_share
 
 class Poisoned(Transformer):
     """A model whose hidden vectors are NaN for a batch that holds the source token 9, once the rehearsal is over."""
@@ -81,7 +81,7 @@ with process_group("cpu", 60):
     model = Transformer(TransformerConfig(20, N=1, d_model=16, d_ff=32, h=2, dropout=0.0)).double()
     report = {"world": world, "gradients": []}
     other = copy.deepcopy(model)
-    network = training._wrap(other, TrainingConfig(), world)
+    network = network_of(other)
     criterion = LabelSmoothingLoss(0.1, reduction="sum")
     synchronised = []
     if world > 1:

@@ -19,7 +19,6 @@ from transformers import AutoTokenizer, MarianMTModel  # noqa: E402
 
 from annotated import production as module  # noqa: E402
 from annotated.batches import pad  # noqa: E402
-from annotated.checkpoints import load_checkpoint, save_checkpoint  # noqa: E402
 from annotated.corpora import load_corpus  # noqa: E402
 from annotated.decoding import greedy_decode  # noqa: E402
 from annotated.production import (  # noqa: E402
@@ -528,77 +527,6 @@ def test_check_finds_a_fault(tmp_path, exported):
 def test_check_names_a_sentence_that_is_too_long(exported):
     with pytest.raises(ValueError, match="sentence 2 has .* tokens: with 512 positions there is room for 461"):
         check_export(small_model(), BPE, exported, ["a dog", "a dog " * 300])
-
-
-@pytest.fixture
-def checkpoint(tmp_path):
-    save_checkpoint(tmp_path / "checkpoint", small_model(), BPE, source_language="en", target_language="fr", corpus="pairs")
-    (tmp_path / "lines.txt").write_text("a dog\n\nthe dog sees a cat\nein Hund\n")
-    (tmp_path / "scores.json").write_text(json.dumps(
-        {"data": "pairs test", "decoding": "greedy", "entries": {"sacrebleu": {"score": 12.345, "signature": "s|t"}}}))
-    return tmp_path
-
-
-def test_command_exports_checks_and_brings_back(checkpoint, capsys):
-    module.main([str(checkpoint / "checkpoint"), "--out", str(checkpoint / "hf"), "--scores", str(checkpoint / "scores.json"),
-                 "--check", str(checkpoint / "lines.txt"), "--limit", "2", "--report", str(checkpoint / "report.json")])
-    report = json.loads((checkpoint / "report.json").read_text())
-    assert report == json.loads(capsys.readouterr().out)
-    assert report["passed"] and report["sentences"] == report["same greedy output"] == 2 and report["trained on"] == "pairs"
-    assert report["versions"]["torch"] == torch.__version__.split("+")[0] and "--limit 2" in report["command"]
-    card = (checkpoint / "hf" / "README.md").read_text()
-    assert "- Trained on: pairs\n- Score: BLEU 12.35 on pairs test, greedy\n- Signature of the score: `s|t`\n" in card
-    module.main(["--back", str(checkpoint / "hf"), "--out", str(checkpoint / "again")])
-    again = load_checkpoint(checkpoint / "again")
-    assert again.info == {"source_language": "en", "target_language": "fr"}
-    assert all(torch.equal(again.model.state_dict()[name], weight) for name, weight in small_model().state_dict().items())
-
-
-def test_command_fails_where_the_export_differs(checkpoint, capsys, monkeypatch):
-    monkeypatch.setattr(module, "halves", torch.arange)  # the order forgotten both ways: only a comparison can tell
-    with pytest.raises(SystemExit) as end:
-        module.main([str(checkpoint / "checkpoint"), "--out", str(checkpoint / "hf"), "--check", str(checkpoint / "lines.txt")])
-    assert end.value.code == 1
-    printed = capsys.readouterr()
-    report = json.loads(printed.out)
-    assert not report["passed"] and report["weights come back to the bit"] and report["largest difference of a logit"] > 1e-2
-    assert "does not agree" in printed.err
-
-
-@pytest.mark.parametrize("name, value", [
-    (None, None), ("largest difference of a logit", 2e-4), ("weights come back to the bit", False), ("same greedy output", 2),
-    ("same greedy output of CTranslate2", 2),
-])
-def test_command_passes_only_if_everything_agrees(checkpoint, capsys, monkeypatch, name, value):
-    found = {"largest difference of a logit": 2e-5, "weights come back to the bit": True, "same greedy output": 3,
-             "same greedy output of CTranslate2": 3}
-    monkeypatch.setattr(module, "check_export", lambda *arguments: {**found, **({name: value} if name else {})})
-    monkeypatch.setattr(module, "export_to_ctranslate2", lambda *arguments: None)
-    arguments = [str(checkpoint / "checkpoint"), "--out", str(checkpoint / "hf"), "--ctranslate2", str(checkpoint / "ct2"),
-                 "--check", str(checkpoint / "lines.txt")]
-    if name is None:
-        module.main(arguments)
-    else:
-        with pytest.raises(SystemExit) as end:
-            module.main(arguments)
-        assert end.value.code == 1
-    assert json.loads(capsys.readouterr().out)["passed"] == (name is None)
-
-
-def test_command_says_what_is_wrong_in_one_line(checkpoint, capsys):
-    save_checkpoint(checkpoint / "bare", small_model())
-    (checkpoint / "empty.txt").write_text("\n")
-    for arguments, message in (
-        ([str(checkpoint / "nowhere")], "there is no folder"),
-        ([str(checkpoint / "bare")], "holds no tokenizer"),
-        ([str(checkpoint / "checkpoint"), "--scores", str(checkpoint / "lines.txt")], "is no report of scores"),
-        (["--back", str(checkpoint / "checkpoint")], "config.json: model_type=None cannot be imported"),
-        ([str(checkpoint / "checkpoint"), "--check", str(checkpoint / "empty.txt")], "holds no sentences"),
-    ):
-        with pytest.raises(SystemExit) as end:
-            module.main([*arguments, "--out", str(checkpoint / "out")])
-        error = capsys.readouterr().err
-        assert end.value.code == 2 and message in error and error.count("\n") == 1
 
 
 def test_importing_the_module_needs_neither_library():

@@ -7,8 +7,6 @@ import math
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import asdict, fields, replace
 from itertools import chain, islice, repeat
@@ -19,31 +17,26 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from annotated import checkpoints, training
-from annotated.batches import EncodedPairs, load_prepared, pair_lengths, prepare_corpus, token_batches, write_encoded
-from annotated.checkpoints import MANIFEST, load_checkpoint, run_checkpoints
+from annotated import checkpoints, runs, training
+from annotated.batches import Batch, EncodedPairs, pair_lengths, token_batches, write_encoded
+from annotated.checkpoints import MANIFEST, load_checkpoint
 from annotated.corpora import Corpus, load_corpus
-from annotated.decoding import translate
 from annotated.fast import ChunkedLoss, SixteenBitDropout, prepare
 from annotated.regularization import LabelSmoothingLoss
+from annotated.runs import INTERRUPTED, run_checkpoints
 from annotated.schedule import noam_rate
-from annotated.tokens import BEGIN, END, PAD, UNKNOWN, WordTokenizer
+from annotated.tokens import BEGIN, END, PAD, WordTokenizer
 from annotated.training import (
-    INTERRUPTED,
     TrainingConfig,
     backward_share,
-    batch_stream,
     book_model,
-    build_parser,
-    check_device,
     encode_pairs,
     evaluating,
+    index_stream,
     largest_batch,
-    main,
     rehearse,
-    share,
+    shard,
     train,
-    train_book_model,
     train_on,
     validation_loss,
 )
@@ -75,6 +68,12 @@ def state(model):
     return torch.cat([weight.flatten() for weight in model.state_dict().values()])
 
 
+def batch_stream(pairs, max_tokens, seed=0):
+    """The batches of `index_stream`, padded."""
+    for indices in index_stream(pairs, max_tokens, seed):
+        yield Batch.collate([pairs[i] for i in indices])
+
+
 def naive_nll(model, source, target):
     """Summed negative log-likelihood of one pair, computed token by token without batch, padding or mask."""
     total, x = 0.0, torch.tensor([[*source, END]])
@@ -91,8 +90,8 @@ def test_defaults_are_the_papers_base_run():
     assert (config.steps, config.max_tokens, config.warmup, config.factor) == (100_000, 25_000, 4000, 1.0)
     assert (config.label_smoothing, config.precision) == (0.1, "fp32")
     big = training.PRESETS["big"]
-    assert TransformerConfig(37_000, **big[0]) == TransformerConfig.big() and big[1].steps == 300_000
-    assert TransformerConfig(37_000, **training.PRESETS["base"][0]) == TransformerConfig.base()
+    assert big[0] == TransformerConfig.big() and big[1].steps == 300_000
+    assert training.PRESETS["base"][0] == TransformerConfig.base()
     assert training.PRESETS["base"][1] == config
 
 
@@ -303,7 +302,7 @@ def test_a_run_that_diverges_says_so():
 @pytest.mark.parametrize("parts", [1, 2, 3, 5, 8])
 def test_shares_deal_out_a_batch(parts):
     batch = training.Batch.collate(PAIRS)
-    dealt = [share(batch, part, parts) for part in range(parts)]
+    dealt = [shard(batch, part, parts) for part in range(parts)]
     assert sum((content(one) for one in dealt if one.tokens), []) != [] and all(len(one.source) for one in dealt)
     assert Counter(pair for one in dealt if one.tokens for pair in content(one)) == Counter(content(batch))
     assert sum(one.tokens for one in dealt) == batch.tokens
@@ -415,16 +414,10 @@ def test_too_little_memory_is_named_before_the_first_update(monkeypatch):
         train(model, PAIRS, PAIRS, QUICK, show_progress=False)
 
 
-def test_writer_gets_every_row():
-    class Writer(list):
-        def add_scalar(self, name, value, step):
-            self.append((name, value, step))
-
-    writer = Writer()
-    log = train(tiny(), PAIRS, PAIRS, QUICK, show_progress=False, writer=writer)
-    assert [entry for entry in writer if entry[0] == "valid_loss"] == [
-        ("valid_loss", row["valid_loss"], row["step"]) for row in log]
-    assert all(value > 0 for name, value, _ in writer if name == "tokens_per_second")
+def test_report_gets_every_row_with_the_speed():
+    told = []
+    log = train(tiny(), PAIRS, PAIRS, QUICK, show_progress=False, report=told.append)
+    assert all(row.pop("tokens_per_second") > 0 for row in told) and told == log and len(log) == 3
 
 
 def test_compile_is_asked_for_only_on_request(monkeypatch):
@@ -451,12 +444,10 @@ def test_compiled_model_gives_the_same_losses():
 
 
 def test_speed_is_real_target_tokens_a_second(monkeypatch, capsys):
-    monkeypatch.setattr(training, "time", SimpleNamespace(time=chain([100.0], repeat(104.0)).__next__))
+    monkeypatch.setattr(runs, "time", SimpleNamespace(time=chain([100.0], repeat(104.0)).__next__))
     told = []
-    writer = SimpleNamespace(add_scalar=lambda name, value, step: told.append((name, value, step)))
-    log = train(tiny(), PAIRS, PAIRS[:1], QUICK, writer=writer)
-    speeds = [(value, step) for name, value, step in told if name == "tokens_per_second"]
-    assert speeds == [(row["tokens"] / 4, row["step"]) for row in log]
+    log = train(tiny(), PAIRS, PAIRS[:1], QUICK, report=told.append)
+    assert [row["tokens_per_second"] for row in told] == [row["tokens"] / 4 for row in log]
     batches = islice(batch_stream(PAIRS, QUICK.max_tokens, QUICK.seed), QUICK.steps)
     seen = sum(i != PAD for batch in batches for row in batch.target_out.tolist() for i in row)
     assert f"{seen / 4:,.0f} tokens/s, train" in capsys.readouterr().err
@@ -658,257 +649,22 @@ def test_seed_decides_the_first_weights_too():
     assert torch.equal(runs[0], runs[1]) and (runs[0] - runs[2]).abs().max() > 0.01
 
 
-@pytest.fixture
-def tiny_book(monkeypatch):
-    """The book's model replaced by a tiny one on four pairs; the fixture counts the trainings."""
-    runs, real = [], training.train
-    monkeypatch.setattr(training.os, "cpu_count", lambda: 1)  # two threads for so little work only wait for each other
-    sizes = {"N": 1, "d_model": 16, "d_ff": 16, "h": 2}
-    monkeypatch.setitem(training.PRESETS, "toy", (sizes, replace(QUICK, max_tokens=64)))
-    monkeypatch.setattr(training, "load_corpus", lambda name: corpus())
-    monkeypatch.setattr(training, "train", lambda *arguments: runs.append(torch.get_num_threads()) or real(*arguments))
-    return runs
-
-
-def test_the_books_model_is_trained_and_saved_in_half_precision(tiny_book, tmp_path):
-    torch.set_num_threads(2)  # not the number that it trains with
-    train_book_model(tmp_path / "book", show_progress=False)
-    saved = load_checkpoint(tmp_path / "book")
-    assert tiny_book == [1] and torch.get_num_threads() == 2
-    assert {weight.dtype for weight in saved.model.parameters()} == {torch.float16}
-    assert saved.info["source_language"] == "en" and saved.info["corpus"] == "toy" and saved.info["log"][-1]["step"] == 6
-    torch.set_num_threads(1)
-    again, _ = train_on(corpus(), saved.tokenizer, saved.model.config, training.PRESETS["toy"][1], show_progress=False)
-    assert torch.equal(state(again.half()), state(saved.model))
-
-
-def test_the_books_vocabulary_is_that_of_its_training_set(tiny_book, tmp_path, monkeypatch):
-    made = corpus(valid=[("quax .", "Quax .")])
-    made.test = [("zyx .", "Zyx .")]
-    monkeypatch.setattr(training, "load_corpus", lambda name: made)
-    train_book_model(tmp_path / "book", show_progress=False)
-    tokenizer = load_checkpoint(tmp_path / "book").tokenizer
-    assert set(tokenizer.words) == {word for pair in TEXTS for text in pair for word in text.split()}
-
-
-def test_training_the_books_model_leaves_nothing_behind_if_it_fails(tiny_book, tmp_path, monkeypatch):
-    torch.set_num_threads(2)
-    monkeypatch.setattr(training, "train", lambda *arguments: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        train_book_model(tmp_path / "book", show_progress=False)
-    assert torch.get_num_threads() == 2 and not any(tmp_path.iterdir())
-
-
 def test_the_books_model_comes_with_the_package_for_single_precision():
-    saved, (fields, config) = book_model(), training.PRESETS["toy"]
+    saved, (sizes, config) = book_model(), training.PRESETS["toy"]
     assert {weight.dtype for weight in saved.model.state_dict().values()} == {torch.float32} and not saved.model.training
-    assert saved.model.config == TransformerConfig(len(saved.tokenizer), **fields) and saved.info["training"] == asdict(config)
+    assert saved.model.config == replace(sizes, vocab_size=len(saved.tokenizer)) and saved.info["training"] == asdict(config)
     assert saved.tokenizer.as_dict() == WordTokenizer.fit(load_corpus("toy").train).as_dict()
 
 
-@pytest.mark.long
-def test_the_books_model_trained_anew_translates_as_well(tmp_path):
-    train_book_model(tmp_path / "book", show_progress=False)
-    anew, scores = load_checkpoint(tmp_path / "book"), []
-    anew.model.float()
-    sources, references = zip(*load_corpus("toy").test, strict=True)
-    for saved in (book_model(), anew):
-        outputs = translate(saved.model, saved.tokenizer, sources)
-        scores.append(sum(ours == theirs for ours, theirs in zip(outputs, references, strict=True)) / len(references))
-    assert abs(scores[0] - scores[1]) <= 0.05 and min(scores) >= 0.9, scores
-
-
-@pytest.mark.parametrize("machines, key", [(1, "3/address"), (2, "address")])
-def test_a_restarted_process_does_not_read_what_the_dead_have_written(monkeypatch, machines, key):
-    kept, groups = torch.distributed.HashStore(), []
-    for name, value in {"WORLD_SIZE": 2, "RANK": 1, "GROUP_WORLD_SIZE": machines, "TORCHELASTIC_RESTART_COUNT": 3}.items():
-        monkeypatch.setenv(name, str(value))
-    monkeypatch.setattr(training.dist, "rendezvous", lambda url, timeout: iter([(kept, 1, 2)]))
-    monkeypatch.setattr(training.dist, "init_process_group", lambda backend, **given: groups.append((backend, given)))
-    monkeypatch.setattr(training.dist, "destroy_process_group", lambda: None)
-    with training.process_group("cpu", 30):
-        (backend, given), = groups
-    given["store"].set("address", "here")
-    assert kept.check([key]) and (backend, given["rank"], given["world_size"], given["timeout"].seconds) == ("gloo", 1, 2, 30)
-
-
 def test_presets_of_the_book_give_at_most_a_million_parameters():
-    model = Transformer(TransformerConfig(1000, **training.PRESETS["toy"][0]))  # more types than the corpus has
+    model = Transformer(replace(training.PRESETS["toy"][0], vocab_size=1000))  # more types than the corpus has
     assert sum(weight.numel() for weight in model.parameters()) <= 1_000_000
-
-
-# The command line
-
-SMALL = "--tokenizer words --steps 4 --warmup 2 --N 1 --d_model 16 --d_ff 16 --h 2 --max_tokens 64".split()
-
-
-def write_corpus(folder, pairs=TEXTS):
-    folder.mkdir()
-    for split in ("train", "valid", "test"):
-        for side, language in enumerate(("en", "de")):
-            (folder / f"{split}.{language}").write_text("".join(f"{pair[side]}\n" for pair in pairs), encoding="utf-8")
-    return folder
-
-
-def refused(arguments, capsys):
-    """Run the command line, which must refuse: exit status 2 and one line, which is returned."""
-    with pytest.raises(SystemExit) as stopped:
-        main([str(argument) for argument in arguments])
-    error = capsys.readouterr().err
-    assert stopped.value.code == 2 and "Traceback" not in error
-    last = error.splitlines()[-1]
-    assert last.startswith("python -m annotated.training: error: ")
-    return last
-
-
-def test_command_line_trains_on_the_users_own_files(tmp_path, capsys):
-    own = write_corpus(tmp_path / "own")
-    given = ["--norm_first", "--seed", "3", "--label_smoothing", "0.2"]
-    main([str(own), "--out", str(tmp_path / "new" / "model"), *SMALL, *given])
-    assert "4 steps in" in capsys.readouterr().out
-    saved = load_checkpoint(tmp_path / "new" / "model")
-    sizes = {"N": 1, "d_model": 16, "d_ff": 16, "h": 2, "dropout": training.PRESETS["small"][0]["dropout"]}
-    assert saved.model.config == TransformerConfig(len(saved.tokenizer), **sizes, norm_first=True)
-    told = saved.info["training"]
-    assert (told["seed"], told["label_smoothing"], told["steps"], told["warmup"]) == (3, 0.2, 4, 2)
-    assert (saved.info["source_language"], saved.info["target_language"], saved.info["corpus"]) == ("en", "de", "own")
-    assert saved.tokenizer.encode("the cat", "en") and len(saved.info["log"]) == 1
-
-
-def test_command_line_learns_no_word_and_no_piece_from_what_is_held_out(tmp_path):
-    own = write_corpus(tmp_path / "own")
-    for split, word in (("valid", "quax"), ("test", "zyxxyz")):
-        for language in ("en", "de"):
-            (own / f"{split}.{language}").write_text(f"{word}\n" * 50, encoding="utf-8")
-    for kind, known in (("words", [UNKNOWN]), ("bpe", None)):
-        options = [*SMALL[2:], "--tokenizer", kind, "--vocab_size", "400"]
-        main([str(own), "--out", str(tmp_path / kind), *options])
-        tokenizer = load_checkpoint(tmp_path / kind).tokenizer
-        for word in ("quax", "zyxxyz"):
-            ids = tokenizer.encode(word, "en")
-            assert ids == known if known else len(ids) == 1 + len(word), "one id a letter, and one for the space"
-        assert len(tokenizer.encode("the dog sleeps", "en")) == 3 or kind == "bpe"
-
-
-def test_command_line_turns_the_direction_and_learns_pieces(tmp_path):
-    own = write_corpus(tmp_path / "own")
-    small = [*SMALL[2:], "--tokenizer", "bpe", "--vocab_size", "300"]
-    main([str(own), "--out", str(tmp_path / "model"), "--source", "de", "--target", "en", *small])
-    saved = load_checkpoint(tmp_path / "model")
-    assert saved.info["source_language"] == "de" and type(saved.tokenizer).__name__ == "SubwordTokenizer"
-    assert saved.tokenizer.decode(saved.tokenizer.encode("Hühnerhof")) == "Hühnerhof"
-
-
-def test_command_line_refuses_with_one_line(tmp_path, capsys):
-    own = write_corpus(tmp_path / "own")
-    new = ["--out", tmp_path / "model", *SMALL]
-    assert f"{own} exists already" in refused([own, "--out", own], capsys)
-    assert "unknown corpus 'nowhere'" in refused(["nowhere", *new], capsys)
-    assert "there is no folder" in refused([tmp_path / "missing", *new], capsys)
-    assert "no language 'xx'" in refused([own, *new, "--source", "xx"], capsys)
-    assert "device 'abacus' cannot be used" in refused([own, *new, "--device", "abacus"], capsys)
-    assert "max_tokens=5" in refused([own, *new, "--max_tokens", "5"], capsys)
-    assert "d_model=16 is not divisible by h=3" in refused([own, *new, "--h", "3"], capsys)
-    assert "steps=0" in refused([own, *new, "--steps", "0"], capsys)
-    assert "invalid int value" in refused([own, *new, "--steps", "many"], capsys)
-    (own / "train.de").write_text("nur eine Zeile\n", encoding="utf-8")
-    assert "train.en has 4 lines but" in refused([own, *new], capsys)
-    (own / "train.de").write_bytes(b"gut\n\xff\n\n\n")
-    assert "train.de, line 2: not valid UTF-8" in refused([own, *new], capsys)
-    (own / "train.de").unlink()
-    assert "train.de is missing" in refused([own, *new], capsys)
-    assert "train has 1 pair(s)" in refused([write_corpus(tmp_path / "one", TEXTS[:1]), *new], capsys)
-    assert not (tmp_path / "model").exists()
-
-
-def test_command_line_goes_on_and_averages(tmp_path, capsys):
-    own, new, steps = write_corpus(tmp_path / "own"), ["--out", tmp_path / "model", *SMALL], ["--save_every", "1"]
-    assert "give --checkpoints FOLDER" in refused([own, *new, "--resume"], capsys)
-    main([str(own), "--out", str(tmp_path / "first"), *SMALL, *steps, "--checkpoints", str(tmp_path / "run")])
-    assert "holds checkpoints already: give --resume" in refused([own, *new, "--checkpoints", tmp_path / "run"], capsys)
-    goes_on = [own, *new, *steps, "--checkpoints", tmp_path / "run", "--resume", "--steps", "6", "--average", "3"]
-    main([str(argument) for argument in goes_on])
-    saved, last = load_checkpoint(tmp_path / "model"), run_checkpoints(tmp_path / "run")[-3:]
-    assert saved.info["averaged"] == ["step-00000004", "step-00000005", "step-00000006"]
-    mean = sum(state(load_checkpoint(folder).model).double() for folder in last) / 3
-    assert (state(saved.model).double() - mean).abs().max() < 1e-6
-    assert saved.tokenizer.as_dict() == load_checkpoint(last[0]).tokenizer.as_dict()
-
-
-def test_command_line_trains_on_a_prepared_corpus(tmp_path, capsys):
-    own = write_corpus(tmp_path / "own", TEXTS * 3)
-    prepared = prepare_corpus(str(own), tmp_path / "prepared", vocab_size=280)
-    rest = SMALL[2:]  # without --tokenizer
-    main([str(tmp_path / "prepared"), "--out", str(tmp_path / "model"), *rest])
-    saved = load_checkpoint(tmp_path / "model")
-    assert saved.tokenizer.as_dict() == prepared.tokenizer.as_dict() and saved.info["corpus"] == prepared.name
-    torch.manual_seed(0)
-    model = Transformer(saved.model.config)
-    again = load_prepared(tmp_path / "prepared")
-    config = TrainingConfig(**saved.info["training"])
-    assert train(model, list(again.train), list(again.valid), config, show_progress=False) == saved.info["log"]
-    assert torch.equal(state(model), state(saved.model))
-    capsys.readouterr()
-    new = [tmp_path / "prepared", "--out", tmp_path / "new", *rest]
-    assert "prepared from en to de with a tokenizer of its own" in refused([*new, "--tokenizer", "words"], capsys)
-    assert "leave --tokenizer, --source and --target out" in refused([*new, "--source", "de", "--target", "en"], capsys)
-    (tmp_path / "prepared" / "train" / "ids.bin").write_bytes(b"")
-    assert "ids.bin has 0 bytes" in refused(new, capsys)
-
-
-def test_corpus_too_large_for_memory_is_to_be_prepared_first(tmp_path, capsys, monkeypatch):
-    for stem in ("train", "newstest2013", "newstest2014"):
-        for language in ("en", "de"):
-            path = tmp_path / "wmt14-en-de" / f"{stem}.{language}"
-            path.parent.mkdir(exist_ok=True)
-            path.write_text("A dog.\n" * 3, encoding="utf-8")
-    monkeypatch.setenv("ANNOTATED_DATA", str(tmp_path))
-    error = refused(["wmt14-en-de", "--out", tmp_path / "model"], capsys)
-    assert "python -m annotated.batches prepare wmt14-en-de FOLDER" in error and not (tmp_path / "model").exists()
-
-
-def test_tensorboard_reads_back_what_was_logged(tmp_path, capsys):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    own, curves = write_corpus(tmp_path / "own"), tmp_path / "curves"
-    main([str(own), "--out", str(tmp_path / "model"), *SMALL, "--validate_every", "2", "--tensorboard", str(curves)])
-    log, events = load_checkpoint(tmp_path / "model").info["log"], EventAccumulator(str(curves))
-    events.Reload()
-    assert [row["step"] for row in log] == [2, 4]
-    assert set(events.Tags()["scalars"]) == {*log[0], "tokens_per_second"}
-    for name in log[0]:
-        told = events.Scalars(name)
-        assert [event.step for event in told] == [2, 4]
-        assert [event.value for event in told] == pytest.approx([row[name] for row in log], rel=1e-6)
-
-
-def test_curves_without_tensorboard_are_refused(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)  # as if the package were not there
-    given = [write_corpus(tmp_path / "own"), "--out", tmp_path / "model", *SMALL, "--tensorboard", tmp_path / "curves"]
-    assert "--tensorboard needs the package tensorboard: pip install tensorboard" in refused(given, capsys)
-    assert not (tmp_path / "model").exists() and not (tmp_path / "curves").exists()
-
-
-def test_device_that_is_there_is_accepted():
-    assert check_device("cpu") == torch.device("cpu")
-    missing = f"cuda:{torch.cuda.device_count()}"
-    with pytest.raises(ValueError, match=f"device '{missing}' cannot be used .*this machine has cpu"):
-        check_device(missing)
-
-
-def test_help_names_every_field(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "100")
-    text = build_parser().format_help()
-    for field in (*fields(TransformerConfig), *fields(TrainingConfig)):
-        if field.name not in ("vocab_size", "pad_id"):
-            assert f"--{field.name}" in text
-    assert max(map(len, text.splitlines())) <= 100
 
 
 def test_every_process_has_random_numbers_of_its_own_and_the_first_those_of_one_alone(monkeypatch):
     drawn = []
     for rank in range(4):
-        monkeypatch.setattr(training, "ranks", lambda rank=rank: (rank, 4))
+        monkeypatch.setattr(runs, "ranks", lambda rank=rank: (rank, 4))
         training.Run(tiny(), QUICK, (PAIRS, PAIRS[:2]))
         drawn.append(torch.rand(8).tolist())
     torch.manual_seed(QUICK.seed)
@@ -929,71 +685,3 @@ def test_a_prepared_model_draws_sixteen_bits_for_dropout_and_goes_on_with_the_sa
         losses.append((log[-1]["valid_loss"], model.embedding.weight.detach().clone()))
     assert losses[0][0] == losses[1][0] and torch.equal(losses[0][1], losses[1][1])
 
-
-@pytest.mark.skipif(sys.platform != "linux", reason="page faults are counted on Linux")
-def test_kept_memory_is_not_mapped_again_and_is_given_back_on_request():
-    program = """
-import resource, torch
-from annotated.training import give_memory_back, keep_memory
-torch.set_num_threads(1)
-resident = lambda: int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
-def faults(times):
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(times):
-        torch.ones(20_000_000)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-plain, could, first, later, full = faults(4), keep_memory(), faults(1), faults(4), resident()
-print(plain, could, later, full - resident(), give_memory_back(), full - resident())
-"""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC", "LD_PRELOAD", "GLIBC"))}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True)
-    plain, could, later, before, could_give, after = done.stdout.split()
-    if could != "True":
-        pytest.skip("the C library here has no mallopt")
-    assert int(plain) > 4 * 19_000 and int(later) < 8 * 19_000 * 0.3, "four times 80 MB in pages of 4 kB"
-    assert could_give == "True" and int(before) < 1e6 and int(after) > 60e6
-
-
-@pytest.mark.skipif(not os.path.isdir("/sys/kernel/mm/transparent_hugepage"), reason="needs a Linux that can make large pages")
-def test_kept_memory_lies_where_large_pages_are_asked_for_also_after_it_was_given_back_and_costs_nothing_before():
-    program = """
-import re, resource, torch
-from annotated.training import give_memory_back, keep_memory
-resident = lambda: int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
-def asked_for(tensor):
-    inside = False
-    for line in open("/proc/self/smaps"):
-        span = re.match("([0-9a-f]+)-([0-9a-f]+) ", line)
-        if span:
-            inside = int(span[1], 16) <= tensor.data_ptr() + tensor.nbytes // 2 < int(span[2], 16)
-        elif inside and line.startswith("VmFlags:"):
-            return "hg" in line.split()
-plain, before = asked_for(torch.ones(20_000_000)), resident()
-could, cost = keep_memory(), resident() - before
-first = asked_for(torch.ones(20_000_000))
-give_memory_back()
-print(plain, could, cost, first, asked_for(torch.ones(20_000_000)), asked_for(torch.ones(200_000_000)))
-"""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC", "LD_PRELOAD", "GLIBC"))}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True)
-    plain, could, cost, *asked = done.stdout.split()
-    if could != "True":
-        pytest.skip("the C library here has no mallopt")
-    assert plain == "False" and asked == ["True"] * 3 and int(cost) < 4e6
-
-
-def test_without_such_a_c_library_memory_is_left_alone(monkeypatch):
-    monkeypatch.setattr(training, "_c_library", lambda name: None)
-    assert (training.keep_memory(), training.give_memory_back()) == (False, False)
-
-
-@pytest.mark.parametrize("per_update, taken", [(0.01, 1000), (0.1, 1000), (0.2, 750), (0.25, 600), (1.0, 400), (30.0, 400)])
-def test_a_slow_machine_takes_as_many_updates_as_fit_but_not_too_few(monkeypatch, per_update, taken):
-    clock, made = [100.0], []
-    monkeypatch.setattr(training.time, "perf_counter", lambda: clock[0])
-
-    def run(updates):
-        made.append(updates)
-        clock[0] += updates * per_update
-
-    assert training.updates_in(150, 1000, run, least=0.4) == taken and made == [50]

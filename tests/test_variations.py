@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from annotated import variations
-from annotated.checkpoints import run_checkpoints
+from annotated import runs, terminal, variations
 from annotated.corpora import Corpus, load_corpus
 from annotated.decoding import beam_search, greedy_decode
+from annotated.runs import INTERRUPTED, run_checkpoints
 from annotated.tokens import END, PAD, UNKNOWN, WordTokenizer
-from annotated.training import INTERRUPTED, TrainingConfig, encode_pairs, validation_loss
+from annotated.training import TrainingConfig, encode_pairs, validation_loss
 from annotated.transformer import Transformer, TransformerConfig
 from annotated.variations import (
     SCALES,
@@ -254,7 +254,7 @@ def few(tmp_path_factory):
 
 
 def command(few, folder, *more):
-    return [sys.executable, "-m", "annotated.variations", few, "--scale", "toy", "--out", str(folder / "out"),
+    return [sys.executable, "-m", "annotated", "vary", few, "--scale", "toy", "--out", str(folder / "out"),
             "--work", str(folder / "work"), "--rows", "base", "C-N2", "--seeds", "1", "--steps", "5", "--sentences", "3", *more]
 
 
@@ -307,7 +307,7 @@ def test_sweep_refuses_results_of_another_configuration(swept, few, capsys):
     with pytest.raises(ValueError, match=r"another data"):
         sweep(few, folder / "out", folder / "work", "toy", ["base"], 1, steps=5, sentences=4)
     with pytest.raises(SystemExit) as ended:  # not a ValueError: that would be a traceback
-        variations.main(command(few, folder, "--steps", "6")[3:])
+        terminal.main(command(few, folder, "--steps", "6")[3:])
     said = capsys.readouterr().err
     assert ended.value.code == 2 and "steps was 5 and is now 6" in said and "Traceback" not in said
 
@@ -336,8 +336,8 @@ def test_unknown_rows_workers_and_devices_are_refused(few, tmp_path):
     with pytest.raises(ValueError, match="no row F: there are base, A-h1"):
         sweep(few, tmp_path, tmp_path, "toy", ["base", "F"], sentences=3)
     with pytest.raises(ValueError, match="workers=0 will not do"):
-        variations.devices_for("cpu", 0)
-    assert variations.devices_for("cpu") == ["cpu", "cpu"] and variations.devices_for("cpu", 3) == ["cpu"] * 3
+        runs.devices_for("cpu", 0)
+    assert runs.devices_for("cpu") == ["cpu", "cpu"] and runs.devices_for("cpu", 3) == ["cpu"] * 3
 
 
 def test_a_killed_sweep_goes_on_where_it_stopped(few, tmp_path):
@@ -449,15 +449,6 @@ def test_c17_kept_lengths_are_of_this_code():
     for run in result["runs"]:
         assert {line["length"]: line["sentences"] for line in run["lengths"]} == sizes
         assert all(0 <= line["bleu"] <= 100.001 and 0 <= line["accuracy"] <= 1 for line in run["lengths"])
-
-
-def test_c17_lengths_command_writes_both_kinds_of_positions(tmp_path, monkeypatch):
-    asked = []
-    monkeypatch.setattr(variations, "measure_lengths", lambda *a, **k: asked.append((a, k)) or [])
-    variations.main(["lengths", "--out", str(tmp_path / "l.json"), "--seeds", "2", "--steps", "3", "--longest", "7"])
-    assert asked == [((kind, seed, 7), {"steps": 3}) for seed in (0, 1) for kind in ("sinusoidal", "learned")]
-    kept = json.loads((tmp_path / "l.json").read_text())
-    assert kept["longest"] == 7 and len(kept["runs"]) == 4 and kept["training"]["steps"] == 3
 
 
 def test_row_is_frozen():

@@ -23,9 +23,10 @@ from pathlib import Path
 
 import torch
 
-from annotated.checkpoints import MANIFEST, run_checkpoints
+from annotated.checkpoints import MANIFEST
 from annotated.files import provenance
-from annotated.training import TrainingConfig, process_group, train
+from annotated.runs import process_group, run_checkpoints
+from annotated.training import TrainingConfig, train
 from annotated.transformer import Transformer, TransformerConfig
 
 STEPS = 150

@@ -1,4 +1,4 @@
-"""Attention of a trained model on a few real sentences, as data for pictures: python tools/attention.py MODEL CORPUS OUT.json WORDS
+"""Attention of a trained model on a few real sentences, as data for pictures: python experiments/real_attention.py MODEL CORPUS OUT.json WORDS
 
 Of the test sentences with 7 to 14 source tokens the three whose greedy translation has the best chrF: readable, not typical.
 WORDS says what the model was trained on.
@@ -42,7 +42,7 @@ def attention_of(saved, sentence, trained_on):
         "encoder": rounded(weights, "encoder", "self_attention"),
         "decoder": rounded(weights, "decoder", "self_attention"),
         "cross": rounded(weights, "decoder", "cross_attention"),
-        **provenance("tools/attention.py", "annotated/training.py", "annotated/decoding.py"),
+        **provenance("experiments/real_attention.py", "annotated/training.py", "annotated/decoding.py"),
     }
 
 

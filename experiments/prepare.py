@@ -1,4 +1,4 @@
-"""Write the training folder of a longer run, as files of lines: python tools/prepare.py multi30k|newstest FOLDER
+"""Write the training folder of a longer run, as files of lines: python experiments/prepare.py multi30k|newstest FOLDER
 
 multi30k: the corpus lower-cased, with punctuation normalised, in Moses tokens, the form in which it is usually scored.
 newstest: pairs of news (2008-2012 and 2015-2020), Tatoeba and Multi30k to train on; newstest2013 and newstest2014 to choose and to score.

@@ -1,0 +1,30 @@
+"""Translate toy sentences longer than those of training, for page 05 (C17): `make lengths`, about 10 minutes on 1 core.
+
+    python experiments/lengths.py [OUT.json]
+
+Sinusoidal and learned positions, three seeds each, trained on pairs of up to 9 tokens a side.
+"""
+
+import sys
+from dataclasses import asdict, replace
+
+from annotated.fast import keep_memory
+from annotated.files import describe_machine, provenance, write_json
+from annotated.training import PRESETS
+from annotated.variations import DECODING, measure_lengths
+
+
+def main(out="results/lengths.json", longest=9, steps=800, seeds=3):
+    keep_memory()
+    sizes, training = PRESETS["toy"]
+    runs = [{"positions": positions, "seed": seed, "lengths": measure_lengths(positions, seed, longest, steps=steps)}
+            for seed in range(seeds) for positions in ("sinusoidal", "learned")]
+    write_json(out, {
+        "claim": "C17", "data": f"toy, all pairs of up to {longest} tokens a side in training, longer ones held out",
+        "model": asdict(sizes), "training": asdict(replace(training, steps=steps)), "longest": longest, "decoding": DECODING,
+        "runs": runs, "machine": describe_machine(), "command": "make lengths",
+        **provenance("experiments/lengths.py", "annotated/variations.py")})
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

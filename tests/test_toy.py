@@ -1,0 +1,84 @@
+"""How the book's model is made: its data, its precision, and that nothing is left behind."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
+import toy
+
+from annotated import training
+from annotated.checkpoints import load_checkpoint
+from annotated.corpora import Corpus, load_corpus
+from annotated.decoding import translate
+from annotated.training import TrainingConfig, book_model, train_on
+from annotated.transformer import TransformerConfig
+
+TEXTS = [("the dog sleeps .", "der Hund schläft ."), ("a cat sleeps .", "eine Katze schläft ."),
+         ("the cat sees a dog .", "die Katze sieht einen Hund ."),
+         ("a dog sees the cat .", "ein Hund sieht die Katze .")]
+QUICK = TrainingConfig(steps=6, max_tokens=16, warmup=3, factor=0.3, validate_every=2)
+
+
+def corpus(train=TEXTS, valid=TEXTS):
+    return Corpus("toy", "en", "de", list(train), list(valid), list(TEXTS))
+
+
+def state(model):
+    return torch.cat([weight.flatten() for weight in model.state_dict().values()])
+
+
+@pytest.fixture
+def tiny_book(monkeypatch):
+    """The book's model replaced by a tiny one on four pairs; the fixture counts the trainings."""
+    runs, real = [], training.train
+    monkeypatch.setattr(toy.os, "cpu_count", lambda: 1)  # two threads for so little work only wait for each other
+    sizes = {"N": 1, "d_model": 16, "d_ff": 16, "h": 2}
+    monkeypatch.setitem(training.PRESETS, "toy", (TransformerConfig(99, **sizes), replace(QUICK, max_tokens=64)))
+    monkeypatch.setattr(toy, "load_corpus", lambda name: corpus())
+    monkeypatch.setattr(training, "train", lambda *arguments: runs.append(torch.get_num_threads()) or real(*arguments))
+    return runs
+
+
+def test_the_books_model_is_trained_and_saved_in_half_precision(tiny_book, tmp_path):
+    torch.set_num_threads(2)  # not the number that it trains with
+    toy.train_book_model(tmp_path / "book", False)
+    saved = load_checkpoint(tmp_path / "book")
+    assert tiny_book == [1] and torch.get_num_threads() == 2
+    assert {weight.dtype for weight in saved.model.parameters()} == {torch.float16}
+    assert saved.info["source_language"] == "en" and saved.info["corpus"] == "toy" and saved.info["log"][-1]["step"] == 6
+    torch.set_num_threads(1)
+    again, _ = train_on(corpus(), saved.tokenizer, saved.model.config, training.PRESETS["toy"][1], False)
+    assert torch.equal(state(again.half()), state(saved.model))
+
+
+def test_the_books_vocabulary_is_that_of_its_training_set(tiny_book, tmp_path, monkeypatch):
+    made = corpus(valid=[("quax .", "Quax .")])
+    made.test = [("zyx .", "Zyx .")]
+    monkeypatch.setattr(toy, "load_corpus", lambda name: made)
+    toy.train_book_model(tmp_path / "book", False)
+    tokenizer = load_checkpoint(tmp_path / "book").tokenizer
+    assert set(tokenizer.words) == {word for pair in TEXTS for text in pair for word in text.split()}
+
+
+def test_training_the_books_model_leaves_nothing_behind_if_it_fails(tiny_book, tmp_path, monkeypatch):
+    torch.set_num_threads(2)
+    monkeypatch.setattr(training, "train", lambda *arguments: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        toy.train_book_model(tmp_path / "book", False)
+    assert torch.get_num_threads() == 2 and not any(tmp_path.iterdir())
+
+
+@pytest.mark.long
+def test_the_books_model_trained_anew_translates_as_well(tmp_path):
+    toy.train_book_model(tmp_path / "book", False)
+    anew, scores = load_checkpoint(tmp_path / "book"), []
+    anew.model.float()
+    sources, references = zip(*load_corpus("toy").test, strict=True)
+    for saved in (book_model(), anew):
+        outputs = translate(saved.model, saved.tokenizer, sources)
+        scores.append(sum(ours == theirs for ours, theirs in zip(outputs, references, strict=True)) / len(references))
+    assert abs(scores[0] - scores[1]) <= 0.05 and min(scores) >= 0.9, scores
