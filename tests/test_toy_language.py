@@ -14,7 +14,6 @@ import spacy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from annotated import toy_language
 from annotated.toy_language import (
     ToySentence,
     generate_corpus,
@@ -455,7 +454,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch, corpus):
     def fail(*_):
         raise OSError("disk full")
 
-    monkeypatch.setattr(toy_language.os, "replace", fail)
+    monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(OSError, match="disk full"):
         write_sentences(path, corpus["test"])
     assert path.read_bytes() == old and [p.name for p in tmp_path.iterdir()] == ["some.tsv"]
