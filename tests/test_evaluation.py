@@ -354,6 +354,7 @@ def test_links_are_the_largest_weight_of_each_row():
     (torch.ones(2, 3), (0,), "no source token left: give a source_length of at least 1"),
     (torch.full((1, 2), math.nan), (), "weights hold NaN"),
 ])
+@pytest.mark.usefixtures("unenforced")
 def test_weights_that_will_not_do(weights, lengths, message):
     with pytest.raises(ValueError, match=message):
         links_from_attention(weights, *lengths)
