@@ -4,16 +4,13 @@
 
 # %% auto #0
 __all__ = ['pad', 'Batch', 'token_batches', 'EncodedPairs', 'write_encoded', 'pair_lengths',
-           'epoch_batches', 'load_prepared', 'prepare_corpus', 'measure_padding']
+           'epoch_batches', 'largest_batch', 'load_prepared', 'prepare_corpus']
 
 # %% ../notebooks/13_batches.ipynb #592d13c0
-import argparse
 import contextlib
 import hashlib
 import json
 import mmap
-import platform
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -26,7 +23,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from .corpora import clean_pairs, load_corpus
-from .files import sha256_of, whole_file, whole_folder, write_json
+from .files import sha256_of, whole_folder, write_json
 from .tokens import BEGIN, END, PAD, UNKNOWN, SubwordTokenizer, Tokenizer, load_tokenizer
 
 # %% ../notebooks/13_batches.ipynb #3e764688
@@ -272,6 +269,20 @@ def epoch_batches(pairs, max_tokens, seed, pool=1 << 20, block=1 << 12):
         if isinstance(pairs, EncodedPairs):
             pairs.release()
 
+# %% ../notebooks/13_batches.ipynb #c86ad946
+def largest_batch(pairs, max_tokens, d_model):
+    """(pairs, tokens of the longest) of the batch that may take the most memory, whatever the order
+    of the pairs."""
+    # counts: pairs of each length
+    lengths, counts = pair_lengths(pairs), np.zeros(max_tokens + 1, dtype=np.int64)
+    for start in range(0, len(lengths), 1 << 20):  # in parts, for the lengths may lie on the disk
+        counts += np.bincount(lengths[start : start + (1 << 20)].max(axis=1),
+                              minlength=max_tokens + 1)
+    there = counts.nonzero()[0]
+    rows = np.minimum(max_tokens // there, counts.cumsum()[there])
+    largest = (rows * there * (d_model + there)).argmax()
+    return int(rows[largest]), int(there[largest])
+
 # %% ../notebooks/13_batches.ipynb #29abb700
 @dataclass
 class Prepared:
@@ -356,73 +367,3 @@ def _prepare(corpus, folder, facts):
         digests["tokenizer"] = vocabulary_digest(tokenizer)
         write_json(part / "prepared.json", {**facts, "languages": languages, "cleaning": cleaning,
                                             "digests": digests})
-
-# %% ../notebooks/13_batches.ipynb #6e27f73b
-def measure_padding(corpus, vocab_size=8000, budgets=(1024, 4096, 25_000), seed=0):
-    """Shares of padding in the training set of a corpus, in joint BPE tokens, and how (C22)."""
-    tokenizer = SubwordTokenizer.fit(corpus.train, vocab_size=vocab_size)
-    sides = [tokenizer.encode_batch(list(side), None) for side in zip(*corpus.train, strict=True)]
-    lengths = np.array([[len(ids) + 1 for ids in side] for side in sides]).T  # (pairs, 2)
-    shares = {str(budget): {} for budget in budgets}
-    for budget in budgets:
-        for order in ("random", "sorted", "bucketed"):
-            share = padding_share(lengths, token_batches(lengths, budget, order, seed))
-            shares[str(budget)][order] = round(share, 4)
-    languages = f"{corpus.source_language}-{corpus.target_language}"
-    longest = lengths.max(axis=0)
-    fixed = 1 - float(lengths.sum() / longest.sum() / len(lengths))
-    return {
-        "claim": "C22", "data": f"{corpus.name}, train, {len(lengths)} pairs, {languages}",
-        "tokenizer": f"SubwordTokenizer, joint BPE, {len(tokenizer)} pieces", "seed": seed,
-        "metric": "padding / all positions of source and target, end tokens counted; "
-        "by max_tokens and order",
-        "mean_lengths": lengths.mean(axis=0).round(2).tolist(), "longest": longest.tolist(),
-        "fixed_length": round(fixed, 4), "shares": shares,
-    }
-
-# %% ../notebooks/13_batches.ipynb #c58416ae
-def main(arguments=None):
-    """Measure a corpus, `python -m annotated.batches CORPUS`, or prepare one, `python -m annotated.batches prepare …`."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    if arguments[:1] == ["prepare"]:
-        return prepare_main(arguments[1:])
-    parser = argparse.ArgumentParser("python -m annotated.batches", description="Shares of padding",
-                                     epilog="To encode a corpus: python -m annotated.batches prepare --help")
-    parser.add_argument("corpus", help="name of a corpus, or a folder with train.en and train.de")
-    parser.add_argument("--vocab-size", type=int, default=8000, help="pieces of the joint BPE vocabulary (8000)")
-    parser.add_argument("--max-tokens", type=int, nargs="+", default=[1024, 4096, 25_000], help="budgets to try")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", help="JSON file to write; without it the result is printed")
-    options = parser.parse_args(arguments)
-    result = measure_padding(load_corpus(options.corpus), options.vocab_size, options.max_tokens, options.seed)
-    words = ["python -m annotated.batches", *arguments]
-    result |= {"command": " ".join(words), "machine": f"{platform.machine()}, Python {platform.python_version()}"}
-    text = json.dumps(result, indent=1) + "\n"
-    if options.out is None:
-        print(text, end="")
-    else:
-        with whole_file(options.out) as file:
-            file.write(text.encode("utf-8"))
-
-def prepare_main(arguments):
-    """`prepare_corpus` from the command line."""
-    parser = argparse.ArgumentParser("python -m annotated.batches prepare", description="Clean, learn, encode")
-    parser.add_argument("name", metavar="corpus", help="name of a corpus, or a folder with train.en and train.de")
-    parser.add_argument("folder", help="new folder for tokenizer and encoded pairs")
-    parser.add_argument("--vocab-size", type=int, required=True, help="types, 37000 and 32000 in the paper")
-    parser.add_argument("--model", choices=["bpe", "wordpiece"], default="bpe")
-    parser.add_argument("--root", help="folder of the corpora")
-    parser.add_argument("--source-language"), parser.add_argument("--target-language")
-    parser.add_argument("--share", type=float, default=1.0, help="of the pairs that the vocabulary is learnt from (1.0)")
-    parser.add_argument("--max-length", type=int, default=250, help="words, and tokens, of a side (250)")
-    parser.add_argument("--max-ratio", type=float, default=3.0, help="words of the longer to the shorter side (3.0)")
-    parser.add_argument("--seed", type=int, default=0)
-    try:
-        prepared = prepare_corpus(**vars(parser.parse_args(arguments)))
-    except (ValueError, OSError) as error:
-        parser.exit(2, f"{parser.prog}: error: {' '.join(str(error).split())}\n")
-    print(json.dumps(prepared.facts, indent=1))
-
-
-if __name__ == "__main__" and "__file__" in globals():
-    main()

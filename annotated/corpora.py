@@ -4,17 +4,14 @@
 
 # %% auto #0
 __all__ = ['CORPORA', 'Corpus', 'read_pairs', 'KnownCorpus', 'clean_pairs', 'PairStream',
-           'load_corpus', 'main']
+           'load_corpus']
 
 # %% ../notebooks/11_corpora.ipynb #f658a941
-import argparse
 import contextlib
 import gzip
 import hashlib
-import json
 import os
 import re
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,7 +24,6 @@ from annotated.files import (
     data_root,
     find_file,
     stream_lines,
-    whole_file,
     whole_folder,
 )
 from .toy_language import generate_corpus
@@ -440,32 +436,3 @@ def load_corpus(name, root=None, source_language=None, target_language=None):
         return _load_folder(name, *languages)
     mend = "give the path of a folder with train.en, train.de, valid.en, valid.de, test.en, test.de"
     raise ValueError(f"unknown corpus {name!r}: known are {', '.join(CORPORA)}, or {mend}")
-
-# %% ../notebooks/11_corpora.ipynb #2d8ad950
-def main(arguments=None):
-    """Count what cleaning would drop: `python -m annotated.corpora SOURCE_FILE TARGET_FILE [--out FILE]`."""
-    parser = argparse.ArgumentParser("python -m annotated.corpora", description="Count the faults of a corpus")
-    parser.add_argument("source", help="text file, one sentence a line; .gz and .xz will do"), parser.add_argument("target")
-    parser.add_argument("--max-length", type=int, default=250, help="words a side (250)")
-    parser.add_argument("--max-ratio", type=float, default=3.0, help="words of the longer to the shorter side (3.0)")
-    parser.add_argument("--out", help="JSON file to write; without it the result is printed")
-    options, counts = parser.parse_args(arguments), {}
-    try:
-        pairs = read_pairs(options.source, options.target, errors="replace")
-        for _ in clean_pairs(pairs, counts, options.max_length, options.max_ratio):
-            pass
-    except (ValueError, OSError) as error:
-        parser.exit(2, f"{parser.prog}: error: {error}\n")
-    words = ["python -m annotated.corpora", *(sys.argv[1:] if arguments is None else arguments)]
-    result = {"command": " ".join(words), "pairs": sum(counts.values()), "max_length": options.max_length,
-              "max_ratio": options.max_ratio, "counts": dict(sorted(counts.items()))}
-    text = json.dumps(result, indent=1) + "\n"
-    if options.out is None:
-        print(text, end="")
-    else:
-        with whole_file(options.out) as file:
-            file.write(text.encode("utf-8"))
-
-
-if __name__ == "__main__" and "__file__" in globals():
-    main()

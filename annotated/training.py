@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['PRESETS', 'TrainingConfig', 'encode_pairs', 'index_stream', 'evaluating', 'shard',
-           'backward_share', 'validation_loss', 'largest_batch', 'rehearse', 'Run', 'save_run',
-           'apply_gradient', 'add_row', 'train', 'train_on', 'book_model']
+           'backward_share', 'validation_loss', 'rehearse', 'Run', 'save_run', 'apply_gradient',
+           'add_row', 'train', 'train_on', 'book_model']
 
 # %% ../notebooks/17_training.ipynb #55da4034
 import math
@@ -16,12 +16,18 @@ from functools import partial
 from itertools import count, islice
 from pathlib import Path
 
-import numpy as np
 import torch
 
 import annotated
 from . import runs
-from .batches import Batch, EncodedPairs, epoch_batches, pair_lengths, token_batches
+from annotated.batches import (
+    Batch,
+    EncodedPairs,
+    epoch_batches,
+    largest_batch,
+    pair_lengths,
+    token_batches,
+)
 from .checkpoints import check_folder, load_checkpoint, load_progress, save_checkpoint
 from .regularization import LabelSmoothingLoss
 from .schedule import NoamSchedule, adam
@@ -167,20 +173,6 @@ def _check_pairs_fit(max_tokens, **splits):
                              f"token, more than max_tokens={max_tokens}: raise max_tokens, or "
                              "leave "
                              "the pair out")
-
-# %% ../notebooks/17_training.ipynb #aa62f226
-def largest_batch(pairs, max_tokens, d_model):
-    """(pairs, tokens of the longest) of the batch that may take the most memory, whatever the order
-    of the pairs."""
-    # counts: pairs of each length
-    lengths, counts = pair_lengths(pairs), np.zeros(max_tokens + 1, dtype=np.int64)
-    for start in range(0, len(lengths), 1 << 20):  # in parts, for the lengths may lie on the disk
-        counts += np.bincount(lengths[start : start + (1 << 20)].max(axis=1),
-                              minlength=max_tokens + 1)
-    there = counts.nonzero()[0]
-    rows = np.minimum(max_tokens // there, counts.cumsum()[there])
-    largest = (rows * there * (d_model + there)).argmax()
-    return int(rows[largest]), int(there[largest])
 
 # %% ../notebooks/17_training.ipynb #39584597
 def rehearse(model, pairs, criterion, config, world=1):
