@@ -58,8 +58,9 @@ results: setup  ## list the files under results/ that are older than the code th
 toy: setup  ## train the book's model anew, put it into the package, score it (results/toy.json; 3 to 5 minutes, on a quiet machine)
 	$(PYTHON) tools/toy.py
 
-lint: setup  ## ruff over the tests and tools
+lint: setup  ## ruff over everything; no line of the pages and the package above 100 characters
 	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff check --select E501 --config notebooks/ruff.toml notebooks annotated
 
 lab: setup  ## open JupyterLab on the book
 	$(PYTHON) -m jupyterlab --notebook-dir=notebooks

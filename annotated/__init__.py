@@ -1,1 +1,1 @@
-"""Attention Is All You Need as a library: each module is exported from the notebook of the same name."""
+"""Attention Is All You Need as a library: each module is exported from the notebook of its name."""

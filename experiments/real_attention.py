@@ -1,4 +1,6 @@
-"""Attention of a trained model on a few real sentences, as data for pictures: python experiments/real_attention.py MODEL CORPUS OUT.json WORDS
+"""Attention of a trained model on a few real sentences, as data for pictures.
+
+    python experiments/real_attention.py MODEL CORPUS OUT.json WORDS
 
 Of the test sentences with 7 to 14 source tokens the three whose greedy translation has the best chrF: readable, not typical.
 WORDS says what the model was trained on.

@@ -7,6 +7,7 @@ import pickle
 import pickletools
 import shutil
 import stat
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +16,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from annotated import checkpoints as module
-from annotated.checkpoints import average_checkpoints, load_checkpoint, save_checkpoint, write_folder
+from annotated import files
+from annotated.checkpoints import average_checkpoints, load_checkpoint, save_checkpoint
 from annotated.tokens import SubwordTokenizer, WordTokenizer
 from annotated.transformer import Transformer, TransformerConfig
 
@@ -161,47 +163,16 @@ def test_what_exists_is_refused_and_left_alone(tmp_path, there):
     assert before == after and [path.name for path in tmp_path.iterdir()] == ["taken"]
 
 
-@pytest.mark.parametrize("place", ["save_file", "_write_json", "_digest", "_sync", "rename"])
+@pytest.mark.parametrize("place", ["save_file", "write_json", "sha256_of", "_sync", "rename"])
 def test_a_crash_in_the_middle_leaves_nothing(tmp_path, monkeypatch, words, place):
     def crash(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(*((module.Path, "rename") if place == "rename" else (module, place)), crash)
+    owner = {"rename": Path, "_sync": files}.get(place, module)
+    monkeypatch.setattr(owner, place, crash)
     with pytest.raises(KeyboardInterrupt):
         save_checkpoint(tmp_path / "new", small_model(), words)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_name_appears_only_after_everything_is_on_the_disk(tmp_path, monkeypatch, words):
-    events, rename = [], module.Path.rename
-    monkeypatch.setattr(module, "_sync", lambda path: events.append(path.name))
-
-    def watched(part, target):
-        assert not target.exists() and sorted(events[:-1]) == FILES and events[-1] == part.name
-        return rename(part, target)
-
-    monkeypatch.setattr(module.Path, "rename", watched)
-    save_checkpoint(tmp_path / "new", small_model(), words)
-    assert events[-1] == tmp_path.name  # the folder that holds the new name
-
-
-def test_of_two_writers_one_wins_whole(tmp_path):
-    def slow(part):
-        (part / "a").write_text("slow")
-        write_folder(tmp_path / "new", lambda other: (other / "a").write_text("fast"))
-
-    with pytest.raises(FileExistsError, match="new exists already"):
-        write_folder(tmp_path / "new", slow)
-    assert (tmp_path / "new" / "a").read_text() == "fast" and len(list(tmp_path.iterdir())) == 1
-
-
-def test_remains_of_killed_writers_go_after_a_day(tmp_path):
-    for name, age in ((".new.part-0", 100_000), (".new.part-1", 10), (".other.part-0", 100_000)):
-        (tmp_path / name).mkdir()
-        moment = (tmp_path / name).stat().st_mtime - age
-        os.utime(tmp_path / name, (moment, moment))
-    write_folder(tmp_path / "new", lambda part: None)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".new.part-1", ".other.part-0", "new"]
 
 
 def test_others_may_read_what_the_umask_allows(saved):

@@ -8,14 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "experiments"))
-import lengths
-import padding
-
 from annotated.corpora import Corpus
+from annotated.terminal import train_options
 from annotated.tokens import SubwordTokenizer
 from annotated.transformer import TransformerConfig
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "experiments"))
+import lengths  # noqa: E402
+import padding  # noqa: E402
 
 
 def test_c22_padding_is_counted_from_the_lengths_of_the_tokenized_sides():
@@ -47,7 +48,5 @@ def test_scripts_are_shell_and_give_options_that_the_commands_know(script):
     for line in text.splitlines():
         words = line.partition("annotated train ")[2].partition("2>&1")[0].split()
         if words:
-            from annotated.terminal import train_options
-
             options = train_options([word.strip('"') for word in words])
             assert str(options.out).startswith("$")

@@ -293,3 +293,12 @@ def test_text_that_is_not_utf_8_is_named_with_its_line(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff")))
     with pytest.raises(ValueError, match="standard input, line 1: not UTF-8"):
         input_lines("-")
+
+
+def test_of_two_writers_of_a_folder_one_wins_whole(tmp_path):
+    with pytest.raises(FileExistsError, match="new exists already"):
+        with whole_folder(tmp_path / "new") as slow:
+            (slow / "a").write_text("slow")
+            with whole_folder(tmp_path / "new") as other:
+                (other / "a").write_text("fast")
+    assert (tmp_path / "new" / "a").read_text() == "fast" and len(list(tmp_path.iterdir())) == 1

@@ -188,7 +188,8 @@ def complaints(notebook):
 def export(path, package=PACKAGE):
     """Write the module that one notebook exports into the folder `package` (nothing if it exports none)."""
     nb_export(str(path), lib_path=package)
-    exported = re.search(r"^#\|\s*default_exp\s+(\w+)", "\n".join(cell.source for cell in nbformat.read(path, as_version=4).cells), re.MULTILINE)
+    code = "\n".join(cell.source for cell in nbformat.read(path, as_version=4).cells)
+    exported = re.search(r"^#\|\s*default_exp\s+(\w+)", code, re.MULTILINE)
     if exported:  # nbdev's list of names is 120 characters wide
         module = Path(package) / f"{exported[1]}.py"
         module.write_text(NAMES.sub(narrow, module.read_text(encoding="utf-8")), encoding="utf-8")
