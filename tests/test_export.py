@@ -11,7 +11,7 @@ sys.path.insert(0, "tools")
 from notebooks import EXPORTED, PACKAGE, export, pages  # noqa: E402
 
 PAGES = pages()
-NOT_EXPORTED = {"__init__.py"}  # written by hand: it holds a docstring and nothing else
+NOT_EXPORTED = {"__init__.py", "__main__.py"}  # written by hand: a docstring and nothing else; a call of the terminal
 
 
 def code_cells(path):
@@ -42,6 +42,11 @@ def test_package_is_what_the_notebooks_export(tmp_path):
     assert sorted(exported) == sorted(committed), "a module without its notebook, or a notebook that was not exported"
     for name, source in committed.items():
         assert header.sub(rb"\1\2", exported[name]) == header.sub(rb"\1\2", source), f"{name}: run `make sync` or `make export`"
+
+
+def test_main_only_calls_the_terminal():
+    tree = ast.parse((PACKAGE / "__main__.py").read_text())
+    assert [ast.unparse(node) for node in tree.body[1:]] == ["import sys", "from annotated.terminal import main", "sys.exit(main())"]
 
 
 def test_init_only_documents():
