@@ -31,6 +31,7 @@ from annotated.parsing import (
     train_parser,
     tree_pairs,
 )
+from annotated.terminal import Parse
 from annotated.training import TrainingConfig
 from annotated.transformer import Transformer, TransformerConfig
 from annotated.trees import MAX_DEPTH, Tree, parse_tree, read_trees, stripped
@@ -482,7 +483,7 @@ def test_paper_settings_are_the_defaults(untrained, monkeypatch):
     monkeypatch.setattr(parsing, "beam_search", lambda model, source, *settings: seen.append(settings) or [[([5], 0.0)]] * len(source))
     found = parse_sentences(*untrained, [["a", "b"]])
     assert seen == [(21, 0.3, 300)] and not found[0]
-    options = parsing.parsing_options().parse_args(["gum", "--out", "x"])
+    options = Parse("gum", "x")
     assert (options.beam, options.alpha, options.extra) == (21, 0.3, 300)
 
 
