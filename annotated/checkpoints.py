@@ -52,7 +52,8 @@ def _check_savable(model, tokenizer, facts):
             json.dumps(fact)
         except (TypeError, ValueError) as error:
             mend = "give numbers, strings, lists or dicts"
-            raise TypeError(f"{name}={fact!r:.80} is no JSON ({error}): {mend}") from None
+            got = f"{name}={fact!r:.80} is nothing JSON can hold ({error})"
+            raise TypeError(f"{got}: {mend}") from None
 
 # %% ../notebooks/16_checkpoints.ipynb #6ade49bc
 def save_checkpoint(folder, model, tokenizer=None, *, optimizer=None, progress=None, **info):

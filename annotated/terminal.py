@@ -307,7 +307,7 @@ def _clean(arguments):
 
 # %% ../notebooks/83_terminal.ipynb #46a77120
 @dataclass
-class Score:
+class Scoring:
     """Translate one split of a corpus, and write its scores into a folder: SPLIT.json, and
     SPLIT.txt with the translations."""
 
@@ -329,7 +329,7 @@ SCORED_BY = [f"annotated/{name}.py" for name in ("training", "decoding", "evalua
 
 def _score(arguments):
     """`annotated score`."""
-    options = _read(Score, "score", arguments)
+    options = _read(Scoring, "score", arguments)
     from annotated import corpora, decoding, evaluation, fast, files, training
 
     fast.keep_memory()

@@ -49,19 +49,19 @@ class TransformerConfig:
     """
 
     vocab_size: int  # one joint vocabulary for both languages
-    N: int = 6
-    d_model: int = 512
-    d_ff: int = 2048
-    h: int = 8
-    d_k: int | None = None  # None: d_model / h
-    d_v: int | None = None  # None: d_model / h
+    N: int = 6  # layers of the encoder, and of the decoder
+    d_model: int = 512  # numbers in the vector of a position
+    d_ff: int = 2048  # hidden units of the feed-forward layers
+    h: int = 8  # heads
+    d_k: int | None = None  # of queries and keys a head; None: d_model / h
+    d_v: int | None = None  # of values a head; None: d_model / h
     dropout: float = 0.1  # P_drop (5.4): on sub-layer outputs, and on embeddings + positions
     attention_dropout: float = 0.0  # on the attention weights: not printed, off
     feed_forward_dropout: float = 0.0  # between the two feed-forward layers: not printed, off
-    norm_first: bool = False  # False: post-norm, as printed
-    positions: str = "sinusoidal"  # or "learned"
+    norm_first: bool = False  # norm before each sub-layer; False: after it, as printed
+    positions: str = "sinusoidal"  # how positions are told, or "learned"
     max_length: int = 512  # positions in the learned table; sinusoids know no limit
-    pad_id: int = 0
+    pad_id: int = 0  # the id that fills up short sentences
 
     __post_init__ = _check_config
 

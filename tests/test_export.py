@@ -105,3 +105,49 @@ def test_every_exported_name_is_documented():
         for node in ast.parse((PACKAGE / f"{name}.py").read_text()).body:
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
                 assert ast.get_docstring(node), f"{name}.{node.name} has no docstring"
+
+
+# Sizes: one idea a room
+
+MODEL = "attention multi_head feed_forward embeddings positional masking stacks transformer".split()
+SPEED = "is_autocast_enabled is_compiling get_num_threads device.type bfloat16 cache packed joined recorder __class__".split()
+
+
+def code_lines(node, source):
+    """Lines of code of a node, or of a whole module, without docstrings, comments and blank lines."""
+    strings = (part.body[0] for part in ast.walk(node) if isinstance(part, (ast.Module, ast.ClassDef, ast.FunctionDef))
+               and ast.get_docstring(part) is not None)
+    documents = {line for string in strings for line in range(string.lineno, string.end_lineno + 1)}
+    first, last = getattr(node, "lineno", 1), getattr(node, "end_lineno", len(source))
+    lines = [(number, source[number - 1].strip()) for number in range(first, last + 1)]
+    return sum(bool(line) and not line.startswith("#") and number not in documents for number, line in lines)
+
+
+@pytest.fixture(scope="module")
+def sources():
+    return {name: (PACKAGE / f"{name}.py").read_text() for name in MODULES.values()}
+
+
+def test_modules_are_small(sources):
+    sizes = {name: code_lines(ast.parse(source), source.split("\n")) for name, source in sources.items()}
+    assert sum(sizes[name] for name in MODEL) <= 330 and sizes["training"] <= 260
+    assert [name for name, size in sizes.items() if size > 400 and name != "toy_language"] == []
+    attention = next(node for node in ast.parse(sources["multi_head"]).body if getattr(node, "name", "") == "MultiHeadAttention")
+    assert code_lines(attention, sources["multi_head"].split("\n")) <= 30
+
+
+def test_the_model_knows_nothing_of_speed(sources):
+    for name in MODEL:
+        assert [word for word in SPEED if word in sources[name]] == [], name
+    assert sum(isinstance(node, ast.Raise) for name in MODEL for node in ast.walk(ast.parse(sources[name]))) <= 14
+
+
+def test_the_package_promises_few_names(sources):
+    listed = [ast.literal_eval(node.value) for source in sources.values() for node in ast.parse(source).body
+              if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"]
+    assert sum(map(len, listed)) <= 180
+
+
+def test_a_page_its_module_and_its_test_share_a_name():
+    for path, name in MODULES.items():
+        assert path.stem[3:] == name and (PACKAGE.parent / "tests" / f"test_{name}.py").is_file()
