@@ -963,7 +963,7 @@ def fused(monkeypatch):
     return own, calls
 
 
-def test_surely_all_is_never_wrong_and_asks_only_where_it_is_cheap():
+def test_surely_all_is_never_wrong_and_asks_only_where_it_is_cheap(unenforced):
     everything, something = torch.ones(3, 1, 4, dtype=torch.bool), torch.tensor([[True, True], [True, False]])
     assert fast.surely_all(everything) and fast.surely_all(everything[:0]) and not fast.surely_all(something)
     assert not fast.surely_all(everything.to("meta")), "not a processor: nobody knows"
@@ -1083,7 +1083,7 @@ def test_attend_once_is_the_plain_function_for_one_query():
         torch.testing.assert_close(fast.attend_once(Q, K, V, some), DotProductAttention()(Q, K, V, some)[0], **EXACT)
 
 
-def test_a_step_with_many_keys_stays_with_the_fused_function(monkeypatch):
+def test_a_step_with_many_keys_stays_with_the_fused_function(monkeypatch, unenforced):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     once = []
     monkeypatch.setattr(fast, "attend_once", lambda *_: once.append(1))
