@@ -306,9 +306,10 @@ def give_memory_back():
 # %% ../notebooks/24_fast.ipynb #a90758ec
 @cache
 def _use_large_pages(size):
-    """Let the next `size` bytes from the C library lie in pages of 2 MB, if the system can; once."""
+    """Let the next `size` bytes from the C library lie in pages of 2 MB where that can be."""
     malloc, madvise, free = (_c_library(name) for name in ("malloc", "madvise", "free"))
-    malloc.restype, malloc.argtypes, free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+    malloc.restype, malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    free.argtypes = [ctypes.c_void_p]
     madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     span, _behind, large = malloc(size), malloc(1 << 26), 1 << 21
     if span is not None:
