@@ -60,7 +60,7 @@ toy: setup  ## train the book's model anew, put it into the package, score it (r
 
 lint: setup  ## ruff over everything; no line of the pages and the package above 100 characters
 	$(PYTHON) -m ruff check .
-	$(PYTHON) -m ruff check --select E501 --config notebooks/ruff.toml notebooks annotated
+	$(PYTHON) -m ruff check --select E501 --config notebooks/ruff.toml annotated
 
 lab: setup  ## open JupyterLab on the book
 	$(PYTHON) -m jupyterlab --notebook-dir=notebooks
