@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from helpers import inputs, random_mask
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jaxtyping import TypeCheckError
@@ -13,18 +14,6 @@ from annotated.attention import AdditiveAttention, DotProductAttention, masked_s
 
 EXACT = {"rtol": 0, "atol": 1e-9}
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
-
-
-def inputs(*shapes, seed=0, dtype=torch.float64, scale=1.0):
-    generator = torch.Generator().manual_seed(seed)
-    return [
-        (scale * torch.randn(*shape, generator=generator, dtype=torch.float64)).to(dtype).requires_grad_()
-        for shape in shapes
-    ]
-
-
-def random_mask(*shape, seed=1, share=0.6):
-    return torch.rand(*shape, generator=torch.Generator().manual_seed(seed)) < share
 
 
 def by_hand(query, key, value, mask):

@@ -2,14 +2,13 @@
 
 import hashlib
 import json
-import subprocess
-import sys
 import tracemalloc
 from itertools import islice
 
 import numpy as np
 import pytest
 import torch
+from helpers import run_python
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -509,6 +508,5 @@ def test_languages_are_handed_on(corpus, tmp_path, monkeypatch):
 
 def test_another_process_reads_the_same(folder):
     code = f"from annotated.batches import *; p = EncodedPairs({str(folder)!r}); print(p.digest, p[42], len(list(p)))"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     pairs = EncodedPairs(folder)
-    assert said == f"{pairs.digest} {pairs[42]} 200\n"
+    assert run_python(code) == f"{pairs.digest} {pairs[42]} 200\n"

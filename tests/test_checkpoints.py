@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers import PAIRS, random_model
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -19,15 +20,12 @@ from annotated import checkpoints as module
 from annotated import files
 from annotated.checkpoints import average_checkpoints, load_checkpoint, save_checkpoint
 from annotated.tokens import SubwordTokenizer, WordTokenizer
-from annotated.transformer import Transformer, TransformerConfig
 
 FILES = ["config.json", "info.json", "manifest.json", "model.safetensors", "tokenizer.json"]
-PAIRS = [("a dog sleeps", "ein Hund schläft"), ("the dog sees a cat", "der Hund sieht eine Katze")]
 
 
 def small_model(seed=0, vocab_size=30, **changes):
-    torch.manual_seed(seed)
-    return Transformer(TransformerConfig(vocab_size, **{"N": 1, "d_model": 8, "d_ff": 12, "h": 2, **changes}))
+    return random_model(vocab_size, seed, **{"d_model": 8, "d_ff": 12, "dropout": 0.1, **changes})
 
 
 @pytest.fixture(scope="module")

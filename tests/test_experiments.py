@@ -3,17 +3,16 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers import ROOT
 
 from annotated.corpora import Corpus
 from annotated.terminal import train_options
 from annotated.tokens import SubwordTokenizer
 from annotated.transformer import TransformerConfig
 
-ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "experiments"))
 import lengths  # noqa: E402
 import padding  # noqa: E402

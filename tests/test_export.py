@@ -4,8 +4,8 @@ import ast
 import re
 import sys
 
-import nbformat
 import pytest
+from helpers import cells
 
 sys.path.insert(0, "tools")
 from notebooks import EXPORTED, PACKAGE, export, pages  # noqa: E402
@@ -15,7 +15,7 @@ NOT_EXPORTED = {"__init__.py", "__main__.py"}  # written by hand: a docstring an
 
 
 def code_cells(path):
-    return [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    return [cell for cell in cells(path) if cell.cell_type == "code"]
 
 
 def module_of(path):

@@ -5,13 +5,12 @@ import copy
 import itertools
 import math
 import os
-import subprocess
 import sys
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
+from helpers import inputs, random_mask, run_python
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jaxtyping import TypeCheckError
@@ -59,8 +58,6 @@ from annotated.stacks import Decoder, Encoder, ResidualConnection
 from annotated.tokens import BEGIN, END, PAD, WordTokenizer
 from annotated.training import book_model
 from annotated.transformer import Transformer, TransformerConfig
-
-ROOT = Path(__file__).resolve().parent.parent
 
 PAIRS = [("the dog sees a cat .", "der Hund sieht eine Katze ."), ("the cat sleeps .", "die Katze schläft .")]
 WORDS = WordTokenizer.fit(PAIRS)
@@ -915,15 +912,6 @@ DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
 
 
-def inputs(*shapes, seed=1):
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(*s, generator=generator, dtype=torch.float64).requires_grad_() for s in shapes]
-
-
-def random_mask(*shape, seed=2):
-    return torch.rand(*shape, generator=torch.Generator().manual_seed(seed)) < 0.7
-
-
 def prepared(layer, purpose, **options):
     """The fast layer in the place of a plain one."""
     return fast.prepare(nn.ModuleList([layer]), purpose, **options)[0]
@@ -1315,8 +1303,7 @@ plain, could, first, later, full = faults(4), keep_memory(), faults(1), faults(4
 print(plain, could, later, full - resident(), give_memory_back(), full - resident())
 """
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC", "LD_PRELOAD", "GLIBC"))}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True)
-    plain, could, later, before, could_give, after = done.stdout.split()
+    plain, could, later, before, could_give, after = run_python(program, env=environment).split()
     if could != "True":
         pytest.skip("the C library here has no mallopt")
     assert int(plain) > 4 * 19_000 and int(later) < 8 * 19_000 * 0.3, "four times 80 MB in pages of 4 kB"
@@ -1344,8 +1331,7 @@ give_memory_back()
 print(plain, could, cost, first, asked_for(torch.ones(20_000_000)), asked_for(torch.ones(200_000_000)))
 """
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC", "LD_PRELOAD", "GLIBC"))}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True)
-    plain, could, cost, *asked = done.stdout.split()
+    plain, could, cost, *asked = run_python(program, env=environment).split()
     if could != "True":
         pytest.skip("the C library here has no mallopt")
     assert plain == "False" and asked == ["True"] * 3 and int(cost) < 4e6

@@ -2,16 +2,13 @@
 
 import ast
 import math
-import subprocess
-import sys
 import textwrap
 from itertools import product
-from pathlib import Path
 
-import nbformat
 import numpy as np
 import pytest
 import torch
+from helpers import ROOT, cells, run_python
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jaxtyping import TypeCheckError
@@ -181,9 +178,7 @@ def test_restricted_attention_over_16384_positions_takes_under_a_gigabyte():
             peak = 1024 * int(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
         print(peak)
     """)
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    assert 1e8 < int(run.stdout) < 1e9
+    assert 1e8 < int(run_python(script)) < 1e9
 
 
 @pytest.mark.parametrize("n", [1024, 2048, 4096])
@@ -384,8 +379,8 @@ def test_c6_additive_attention_pays_the_same_products_for_each_pair_and_its_proj
 
 
 def test_c6_the_verdict_on_the_same_job_allows_for_the_noise_of_the_seeds_and_for_no_more():
-    page = nbformat.read(Path(__file__).parents[1] / "notebooks" / "09_layer_zoo.ipynb", as_version=4)
-    tree = ast.parse(next(cell.source for cell in page.cells if cell.source.startswith("# C6 (measured)")))
+    page = cells(ROOT / "notebooks" / "09_layer_zoo.ipynb")
+    tree = ast.parse(next(cell.source for cell in page if cell.source.startswith("# C6 (measured)")))
     scope = {"math": math, "np": np}
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in ("noise", "no_worse")]
     exec(compile(ast.Module(functions, []), "page 09", "exec"), scope)

@@ -7,6 +7,7 @@ from collections import defaultdict
 
 import nbformat
 import pytest
+from helpers import cells
 
 sys.path.insert(0, "tools")
 import ledger  # noqa: E402
@@ -149,7 +150,7 @@ def test_a_claim_of_two_parts_has_a_verdict_for_each(tmp_path):
 def test_links_lead_to_cells_and_tests_in_the_checkout_and_on_the_site(tmp_path):
     paths, *rest = book(tmp_path, [(EXACT[0], "moved by `a | b`"), MEASURED])
     (tmp_path / "test_page.py").rename(tmp_path / "test_masking.py")
-    cell = nbformat.read(paths[0], as_version=4).cells[0].id
+    cell = cells(paths[0])[0].id
     text = markdown(read(paths, *rest))
     assert f"[page 01, cell 1](01_page.ipynb#cell-id={cell})" in text and "[test_c1_order](../tests/test_masking.py)" in text
     assert r"`moved by 'a \| b'`" in text and len({line.replace(r"\|", "").count("|") for line in text.split("\n")}) == 1
@@ -259,10 +260,10 @@ def test_verdicts_on_additive_attention_follow_from_the_table_printed_above_them
 
 
 def test_the_introduction_shows_the_ledger_of_the_pages_as_they_are_stored(rows):
-    outputs = [output for cell in nbformat.read(pages()[0], as_version=4).cells for output in cell.get("outputs", [])]
+    outputs = [output for cell in cells(pages()[0]) for output in cell.get("outputs", [])]
     shown = [output.data["text/markdown"] for output in outputs if "text/markdown" in output.get("data", {})]
     assert shown == [markdown(rows)], "run `make sync PAGES=00`"
     for page, cell in re.findall(r"\]\((\w+\.ipynb)#cell-id=(\w+)\)", shown[0]):
-        assert cell in {c.id for c in nbformat.read(NOTEBOOKS / page, as_version=4).cells}
+        assert cell in {c.id for c in cells(NOTEBOOKS / page)}
     for test, file in re.findall(r"\[(test_\w+)\]\(\.\./(tests/test_\w+\.py)\)", shown[0]):
         assert f"def {test}(" in (ROOT / file).read_text()

@@ -10,12 +10,12 @@ import shutil
 import subprocess
 import sys
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from helpers import ROOT
 
 from annotated.corpora import load_corpus
 from annotated.decoding import beam_search, greedy_decode, length_penalty, translate
@@ -27,7 +27,6 @@ from annotated.transformer import Transformer, TransformerConfig
 sys.path.insert(0, "tools")
 import live  # noqa: E402
 
-ROOT = Path(__file__).parent.parent
 CODE = ROOT / "docs" / "_static" / "live"
 HOSTILE = ["<img src=x onerror=window.hit=1>", "</script><script>window.hit=1</script>", '"><svg onload=window.hit=1>', "javascript:hit=1",
            "\u202eThe dog", "The\u200fdog", "dog\x00", "${window.hit=1}", "__proto__", "constructor", "toString", "\ud800"]

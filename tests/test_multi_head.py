@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 import torch
+from helpers import inputs, random_mask
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jaxtyping import TypeCheckError
@@ -23,15 +24,6 @@ EXACT = {"rtol": 0, "atol": 1e-9}
 def make(d_model=24, h=4, seed=0, **options):
     torch.manual_seed(seed)
     return MultiHeadAttention(d_model, h, **options).double()
-
-
-def inputs(*shapes, seed=1):
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(*s, generator=generator, dtype=torch.float64).requires_grad_() for s in shapes]
-
-
-def random_mask(*shape, seed=2):
-    return torch.rand(*shape, generator=torch.Generator().manual_seed(seed)) < 0.7
 
 
 def widths(layer):

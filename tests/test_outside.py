@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from helpers import random_model
 from torch import nn
 
 from annotated.attention import DotProductAttention
@@ -14,13 +15,11 @@ from annotated.decoding import beam_search, greedy_decode, write
 from annotated.fast import ChunkedLoss, prepare, undo
 from annotated.tokens import BEGIN, END, PAD, UNKNOWN
 from annotated.training import TrainingConfig, train
-from annotated.transformer import Transformer, TransformerConfig
 
 
 def tiny(seed=0, **changes):
     """A random model in double precision."""
-    torch.manual_seed(seed)
-    return Transformer(TransformerConfig(12, **{"N": 2, "d_model": 16, "d_ff": 32, "h": 2, "dropout": 0.0, **changes})).double().eval()
+    return random_model(seed=seed, N=2, **changes).double().eval()
 
 
 def short(*parts):

@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from helpers import ROOT, cells
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nltk import Tree as LibraryTree
@@ -36,7 +37,6 @@ from annotated.training import TrainingConfig
 from annotated.transformer import Transformer, TransformerConfig
 from annotated.trees import MAX_DEPTH, Tree, parse_tree, read_trees, stripped
 
-ROOT = Path(__file__).resolve().parent.parent
 REAL = Path(os.environ.get("ANNOTATED_DATA") or ROOT.parent / "shared" / "data")
 TOY = [parse_tree(line.split("\t")[3]) for line in (ROOT / "data/toy/test.tsv").read_text(encoding="utf-8").splitlines()]
 DOG = "(S (NP (DT The) (NN dog)) (VP (VBZ sees) (NP (DT the) (JJ old) (NN house))) (. .))"
@@ -515,8 +515,6 @@ def test_results_that_are_kept_add_up():
 
 
 def test_paper_table_has_the_printed_figures():
-    import nbformat
-
-    page = nbformat.read(ROOT / "notebooks/22_parsing.ipynb", as_version=4)
-    table = next(cell.source for cell in page.cells if cell.source.startswith("TABLE_4"))
+    page = cells(ROOT / "notebooks/22_parsing.ipynb")
+    table = next(cell.source for cell in page if cell.source.startswith("TABLE_4"))
     assert re.findall(r"\b(\d\d\.\d)\)", table) == "88.3 90.4 90.4 91.7 91.3 91.3 91.3 92.1 92.1 92.7 93.0 93.3".split()

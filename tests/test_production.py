@@ -3,12 +3,12 @@
 import functools
 import json
 import os
-import subprocess
 import sys
 
 import pytest
 import torch
 import yaml
+from helpers import PAIRS, random_model, run_python
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -38,12 +38,11 @@ from annotated.production import (  # noqa: E402
     translate_ids,
 )
 from annotated.tokens import BEGIN, END, PAD, SubwordTokenizer, WordTokenizer  # noqa: E402
-from annotated.transformer import Transformer, TransformerConfig  # noqa: E402
+from annotated.transformer import TransformerConfig  # noqa: E402
 
 transformers.logging.disable_progress_bar()
 transformers.logging.set_verbosity_error()
 
-PAIRS = [("a dog sleeps", "ein Hund schläft"), ("the dog sees a cat", "der Hund sieht eine Katze")]
 WORDS = WordTokenizer.fit(PAIRS)
 BPE = SubwordTokenizer.fit(PAIRS, 300)
 WORDPIECE = SubwordTokenizer.fit(PAIRS, 560, "wordpiece")
@@ -54,8 +53,7 @@ FILES = ["README.md", "config.json", "generation_config.json", "model.safetensor
 
 def small_model(seed=0, vocab_size=SIZE, dtype=torch.float32, **changes):
     """A random model whose norms and biases are random as well: freshly made ones would hide a wrong place."""
-    torch.manual_seed(seed)
-    model = Transformer(TransformerConfig(vocab_size, **{"N": 2, "d_model": 16, "d_ff": 20, "h": 2, **changes}))
+    model = random_model(vocab_size, seed, **{"N": 2, "d_ff": 20, "dropout": 0.1, **changes})
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(torch.randn_like(weight) * (0.5 if weight.dim() == 1 else 0.2))
@@ -531,5 +529,4 @@ def test_check_names_a_sentence_that_is_too_long(exported):
 
 def test_importing_the_module_needs_neither_library():
     code = "import sys, annotated.production; print([n for n in ('transformers', 'ctranslate2', 'spacy') if n in sys.modules])"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert found.strip() == "[]"
+    assert run_python(code) == "[]\n"

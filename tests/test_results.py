@@ -6,9 +6,9 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from helpers import ROOT
 
 from annotated import files
 from annotated.files import changed_modules, code_digest, made_at, module_digests, provenance
@@ -16,7 +16,6 @@ from annotated.files import changed_modules, code_digest, made_at, module_digest
 sys.path.insert(0, "tools")
 import results  # noqa: E402
 
-ROOT = Path(__file__).resolve().parent.parent
 FILES = results.files()
 
 

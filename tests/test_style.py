@@ -4,12 +4,11 @@ import base64
 import csv
 import io
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 from drawing import HEADS, KEYS, QUERIES, WEIGHTS, close_figures  # noqa: F401
+from helpers import run_python
 from matplotlib import pyplot as plt
 
 from annotated import attention_charts, charts, style
@@ -89,5 +88,4 @@ from PIL import Image
 png = data["image/png"]
 print(Image.open(io.BytesIO(base64.b64decode(png) if isinstance(png, str) else png)).text["Table"])
 """
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert run.stdout.split() == ["group,name,value", "a,,1.5"], run.stderr
+    assert run_python(code).split() == ["group,name,value", "a,,1.5"]

@@ -8,11 +8,11 @@ import subprocess
 import sys
 import tomllib
 from dataclasses import fields
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from helpers import PAIRS, ROOT, TEXTS, random_model, run_python, state
 
 from annotated import batches, decoding, fast, production, terminal, training
 from annotated.batches import load_prepared, prepare_corpus
@@ -27,10 +27,6 @@ from annotated.toy_language import generate_corpus
 from annotated.training import TrainingConfig, train
 from annotated.transformer import Transformer, TransformerConfig
 
-ROOT = Path(__file__).resolve().parent.parent
-TEXTS = [("the dog sleeps .", "der Hund schläft ."), ("a cat sleeps .", "eine Katze schläft ."),
-         ("the cat sees a dog .", "die Katze sieht einen Hund ."),
-         ("a dog sees the cat .", "ein Hund sieht die Katze .")]
 WORDS = WordTokenizer.fit(TEXTS)
 
 
@@ -41,16 +37,6 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-
-
-def tiny(vocab_size, seed=0, **changes):
-    torch.manual_seed(seed)
-    sizes = {"N": 1, "d_model": 16, "d_ff": 32, "h": 2, "dropout": 0.0, **changes}
-    return Transformer(TransformerConfig(vocab_size, **sizes))
-
-
-def state(model):
-    return torch.cat([weight.flatten() for weight in model.state_dict().values()])
 
 
 def refused(command, arguments, capsys):
@@ -249,7 +235,7 @@ def test_options_are_the_presets_but_for_what_is_given():
 def test_the_first_help_comes_without_torch():
     code = ("import sys; from annotated.terminal import main; main(['--help']); "
             "print(sorted({'torch', 'numpy', 'spacy'} & sys.modules.keys()))")
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    said = run_python(code)
     assert said.splitlines()[-1] == "[]" and all(f"  {name} " in said for name in terminal.COMMANDS)
 
 
@@ -269,7 +255,7 @@ def test_the_module_is_a_program_and_a_console_script(capsys):
 
 @pytest.fixture(scope="module")
 def model():
-    return tiny(len(WORDS), seed=2, N=1, dropout=0.4).eval()
+    return random_model(len(WORDS), seed=2, dropout=0.4).eval()
 
 
 @pytest.fixture(scope="module")
@@ -347,7 +333,7 @@ LINES = ["the dog sees a cat .", "", "a cat .", "the cat sleeps .", "   ", "a a 
 @pytest.mark.parametrize("beam", [1, 3])
 @pytest.mark.parametrize("precision", [None, "fp32", "bf16", "int8"])
 def test_the_command_line_translates_with_a_prepared_model(folder, precision, beam, monkeypatch, capsysbinary):
-    model, seen = tiny(len(WORDS), seed=2, N=1, dropout=0.4).eval(), []
+    model, seen = random_model(len(WORDS), seed=2, dropout=0.4).eval(), []
     expected = translate(prepare(model, "translate", precision or "fp32", rows=32 * beam), WORDS, LINES, beam=beam)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join(LINES).encode())))
     told = ["--model", folder, "--beam", str(beam), *(["--precision", precision] if precision else [])]
@@ -432,12 +418,11 @@ def test_command_trains_scores_and_writes(tmp_path, capsys):
     assert stop.value.code == 2 and "holds no parser of the treebank toy" in capsys.readouterr().err
 
 
-PAIRS = [("a dog sleeps", "ein Hund schläft"), ("the dog sees a cat", "der Hund sieht eine Katze")]
 PIECES = SubwordTokenizer.fit(PAIRS, vocab_size=270)
 
 
 def exported_model():
-    return tiny(len(PIECES), seed=0, N=2)
+    return random_model(len(PIECES), N=2)
 
 
 @pytest.fixture

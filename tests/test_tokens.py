@@ -2,12 +2,11 @@
 
 import hashlib
 import json
-import subprocess
-import sys
 from collections import Counter
 
 import pytest
 import torch
+from helpers import run_python
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -292,9 +291,8 @@ def test_every_process_finds_the_same_ids():
     pairs = list(zip(texts, texts[::-1], strict=True)) + PAIRS
     found = set()
     for seed, threads in (("0", "1"), ("1", "2")):
-        result = subprocess.run([sys.executable, "-c", code], input=json.dumps(pairs), text=True, capture_output=True,
-                                check=True, env={"PYTHONHASHSEED": seed, "RAYON_NUM_THREADS": threads, "PATH": "/bin"})
-        found.add(result.stdout)
+        environment = {"PYTHONHASHSEED": seed, "RAYON_NUM_THREADS": threads, "PATH": "/bin"}
+        found.add(run_python(code, input=json.dumps(pairs), env=environment))
     assert len(found) == 1
 
 
@@ -309,8 +307,7 @@ def test_a_batch_is_its_texts_one_by_one(kind):
 def test_the_module_imports_nothing_heavy():
     code = ("import sys, annotated.tokens\n"
             "print([name for name in ('torch', 'torchtext', 'spacy', 'tokenizers') if name in sys.modules])")
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout == "[]\n"
+    assert run_python(code) == "[]\n"
 
 
 # --- on disk --------------------------------------------------------------------------------------------------------

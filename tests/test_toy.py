@@ -2,12 +2,12 @@
 
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
+from helpers import ROOT, TEXTS, state
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
+sys.path.insert(0, str(ROOT / "tools"))
 import toy
 
 from annotated import training
@@ -17,18 +17,11 @@ from annotated.decoding import translate
 from annotated.training import TrainingConfig, book_model, train_on
 from annotated.transformer import TransformerConfig
 
-TEXTS = [("the dog sleeps .", "der Hund schläft ."), ("a cat sleeps .", "eine Katze schläft ."),
-         ("the cat sees a dog .", "die Katze sieht einen Hund ."),
-         ("a dog sees the cat .", "ein Hund sieht die Katze .")]
 QUICK = TrainingConfig(steps=6, max_tokens=16, warmup=3, factor=0.3, validate_every=2)
 
 
 def corpus(train=TEXTS, valid=TEXTS):
     return Corpus("toy", "en", "de", list(train), list(valid), list(TEXTS))
-
-
-def state(model):
-    return torch.cat([weight.flatten() for weight in model.state_dict().values()])
 
 
 @pytest.fixture

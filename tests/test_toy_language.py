@@ -4,13 +4,12 @@ import functools
 import os
 import random
 import re
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 import spacy
+from helpers import run_python
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -188,9 +187,7 @@ def test_committed_files_are_reproduced_byte_for_byte(corpus, tmp_path):
 def test_sentences_do_not_depend_on_the_process():
     code = ("import random; from annotated.toy_language import generate_sentence as g; d = random.Random(5).random\n"
             "print([(s.source, s.target, s.alignment, s.tree) for s in (g(d) for _ in range(200))])")
-    settings = dict(check=True, capture_output=True, encoding="utf-8")
-    said = {subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, **settings).stdout
-            for seed in ("0", "77")}
+    said = {run_python(code, env={**os.environ, "PYTHONHASHSEED": seed}) for seed in ("0", "77")}
     assert said == {f"{[(s.source, s.target, s.alignment, s.tree) for s in sample(5, 200)]}\n"}
 
 

@@ -2,11 +2,10 @@
 
 import dataclasses
 import math
-import subprocess
-import sys
 
 import pytest
 import torch
+from helpers import run_python
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jaxtyping import TypeCheckError
@@ -502,6 +501,4 @@ print("opened", sorted(p for p in opened if not p.endswith((".py", ".pyc", "/MET
 
 
 def test_import_needs_torch_and_the_names_of_shapes_only_and_opens_no_file():
-    result = subprocess.run([sys.executable, "-c", WATCH], capture_output=True, text=True, timeout=120)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines() == ["new ['annotated', 'jaxtyping', 'numpy']", "unwanted []", "opened []"]
+    assert run_python(WATCH, timeout=120).splitlines() == ["new ['annotated', 'jaxtyping', 'numpy']", "unwanted []", "opened []"]

@@ -1,0 +1,60 @@
+"""What the tests of several modules share: small models, tensors and masks of chance, pairs of texts, pages, programs."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+import torch
+
+from annotated.transformer import Transformer, TransformerConfig
+
+ROOT = Path(__file__).resolve().parent.parent
+TEXTS = [("the dog sleeps .", "der Hund schläft ."), ("a cat sleeps .", "eine Katze schläft ."),
+         ("the cat sees a dog .", "die Katze sieht einen Hund ."), ("a dog sees the cat .", "ein Hund sieht die Katze .")]
+PAIRS = [("a dog sleeps", "ein Hund schläft"), ("the dog sees a cat", "der Hund sieht eine Katze")]
+
+
+@pytest.fixture
+def one_thread():
+    """Weights are equal bit for bit only for a fixed number of threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def random_model(vocab_size=12, seed=0, **sizes):
+    """A small model with random weights, without dropout unless it is asked for."""
+    torch.manual_seed(seed)
+    return Transformer(TransformerConfig(vocab_size, **{"N": 1, "d_model": 16, "d_ff": 32, "h": 2, "dropout": 0.0, **sizes}))
+
+
+def state(model):
+    """All weights of a model in one vector."""
+    return torch.cat([weight.flatten() for weight in model.state_dict().values()])
+
+
+def inputs(*shapes, seed=1, dtype=torch.float64, scale=1.0):
+    """Random tensors of these shapes, which ask for their gradients."""
+    generator = torch.Generator().manual_seed(seed)
+    numbers = (scale * torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in shapes)
+    return [tensor.to(dtype).requires_grad_() for tensor in numbers]
+
+
+def random_mask(*shape, seed=2, share=0.7):
+    """A random boolean mask, of which about this share is True."""
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(seed)) < share
+
+
+def cells(path):
+    """The cells of a stored page."""
+    return nbformat.read(path, as_version=4).cells
+
+
+def run_python(code, **options):
+    """What a program prints in a process of its own, which has to end well."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", **options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
