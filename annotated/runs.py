@@ -23,7 +23,6 @@ from contextlib import contextmanager, nullcontext
 from ctypes.util import find_library
 from dataclasses import asdict
 from datetime import timedelta
-
 from pathlib import Path
 
 import torch
