@@ -121,7 +121,8 @@ def backward_share(model, batch, criterion, config, rank=0, world=1, network=Non
     the tokens of the whole batch: the parts of all processes sum to it, and the mean of their
     gradients (which DDP takes) is its gradient. network: what is called in place of `model.hidden`.
     """
-    tokens, total, hidden = batch.tokens, 0.0, network or model.hidden
+    tokens, total = batch.tokens, 0.0
+    hidden = model.hidden if network is None else network
     device, low = batch.source.device.type, config.precision == "bf16"
     for micro in range(config.accumulate):
         part = shard(batch, rank * config.accumulate + micro, world * config.accumulate)
