@@ -282,8 +282,7 @@ def _prepare(arguments):
 
 @dataclass
 class Clean:
-    """Count the pairs of two files, line by line each other's translation, that cleaning would
-    drop, and why."""
+    """Count the pairs of two files, each other's translation by lines, that cleaning would drop."""
 
     source: Positional[Path]  # text, one sentence a line; .gz and .xz will do
     target: Positional[Path]  # its translation, line by line
