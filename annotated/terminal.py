@@ -307,8 +307,7 @@ def _clean(arguments):
 # %% ../notebooks/83_terminal.ipynb #46a77120
 @dataclass
 class Scoring:
-    """Translate one split of a corpus, and write its scores into a folder: SPLIT.json, and
-    SPLIT.txt with the translations."""
+    """Translate a split of a corpus; write SPLIT.json with the scores, SPLIT.txt with the text."""
 
     model: Positional[Path]  # folder that `annotated train` saved
     corpus: Positional[str]  # name or folder
@@ -426,8 +425,7 @@ def _export(arguments):
 # %% ../notebooks/83_terminal.ipynb #394b94a3
 @dataclass
 class Parse:
-    """Train a Transformer to parse sentences, unless it is there already, and score it by labelled
-    brackets."""
+    """Train a Transformer to parse, unless it is there already, and score it by brackets."""
 
     # toy, gum, craft, or a folder with train.trees, dev.trees and test.trees
     treebank: Positional[str]
