@@ -112,7 +112,7 @@ class IncrementalDecoder:
 @singledispatch
 def likeliest(embedding, hidden: Float[Tensor, "rows d_model"]) -> Int[Tensor, "rows 1"]:
     """The token with the largest logit; padding and begin are ruled out."""
-    logits = embedding.project(hidden)
+    logits = embedding.logits(hidden)
     logits[:, [PAD, BEGIN]] = -math.inf
     return logits.argmax(dim=1, keepdim=True)
 
@@ -126,7 +126,7 @@ def most_probable(
     Padding and begin have -inf. log_p is in float32 at least: sums of less would be coarse.
     """
     precision = torch.promote_types(hidden.dtype, torch.float32)
-    log_p = embedding.project(hidden).log_softmax(dim=1, dtype=precision)
+    log_p = embedding.logits(hidden).log_softmax(dim=1, dtype=precision)
     log_p[:, [PAD, BEGIN]] = -math.inf
     return log_p.topk(k)
 
@@ -192,7 +192,7 @@ def sample(model, source: Int[Tensor, "batch n"], temperature=1.0, top_k=None, t
     generator = torch.Generator(source.device).manual_seed(seed)
 
     def draw(hidden):
-        logits = model.embedding.project(hidden).float() / temperature
+        logits = model.embedding.logits(hidden).float() / temperature
         logits[:, [PAD, BEGIN]] = -math.inf
         p, tokens = logits.softmax(dim=1).sort(dim=1, descending=True)  # (rows, vocab_size) each
         if top_k is not None:

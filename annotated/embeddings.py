@@ -33,7 +33,7 @@ class TokenEmbedding(nn.Module):
                              f"{len(self.weight)} allows 0 to {len(self.weight) - 1}: use the "
                              "tokenizer this model was made for, or a larger vocab_size") from error
 
-    def project(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch vocab_size"]:
+    def logits(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch vocab_size"]:
         """Logits: the dot product with every row of the same matrix, unscaled."""
         return x @ self.weight.T
 

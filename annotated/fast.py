@@ -515,9 +515,9 @@ class PackedEmbedding(PreparedPart, TokenEmbedding):
         rows = super().forward(ids)
         return rows.bfloat16() if self.short and not self.training else rows
 
-    def project(self, x: _Wide) -> Float[Tensor, "*batch vocab_size"]:
+    def logits(self, x: _Wide) -> Float[Tensor, "*batch vocab_size"]:
         """The logits."""
-        return super().project(x) if self.training else self.product(x)
+        return super().logits(x) if self.training else self.product(x)
 
 # %% ../notebooks/24_fast.ipynb #4f70910f
 @likeliest.register(PackedEmbedding)
@@ -525,7 +525,7 @@ def _likeliest(embedding, hidden):
     token, sure = embedding.rough(hidden) if embedding.rough is not None else (None, None)
     if sure is not None and sure.all():
         return token
-    logits = embedding.project(hidden)
+    logits = embedding.logits(hidden)
     logits[:, [PAD, BEGIN]] = -math.inf
     return largest(logits)[1]
 
@@ -533,7 +533,7 @@ def _likeliest(embedding, hidden):
 @most_probable.register(PackedEmbedding)
 def _most_probable(embedding, hidden, k):
     precision = torch.promote_types(hidden.dtype, torch.float32)
-    return most_probable_of(embedding.project(hidden), k, precision)
+    return most_probable_of(embedding.logits(hidden), k, precision)
 
 # %% ../notebooks/24_fast.ipynb #d53aa330
 def _replace(module, kinds):

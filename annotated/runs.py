@@ -27,7 +27,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from jaxtyping import Float, Int
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
@@ -97,8 +98,10 @@ class Hidden(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, source, target):
-        """Ids -> hidden vectors (batch, m, d_model)."""
+    def forward(
+        self, source: Int[Tensor, "batch n"], target: Int[Tensor, "batch m"]
+    ) -> Float[Tensor, "batch m d_model"]:
+        """What the decoder makes of each target position."""
         return self.model.hidden(source, target)
 
 # %% ../notebooks/82_runs.ipynb #fea51769

@@ -152,4 +152,4 @@ class Transformer(nn.Module):
 
     def forward(self, source: _Source, target: _Target) -> Float[Tensor, "batch m vocab_size"]:
         """The logits of each next token."""
-        return self.embedding.project(self.hidden(source, target))
+        return self.embedding.logits(self.hidden(source, target))

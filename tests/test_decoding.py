@@ -568,7 +568,7 @@ def test_a_cache_refuses_rows_that_it_does_not_hold(unenforced):
 def test_the_plain_choices_are_those_of_the_softmax(dtype):
     torch.manual_seed(0)
     embedding, hidden = TokenEmbedding(50, 8).to(dtype), 3 * torch.randn(40, 8).to(dtype)
-    logits = embedding.project(hidden).detach().double()
+    logits = embedding.logits(hidden).detach().double()
     expected = logits - logits.logsumexp(dim=1, keepdim=True)
     expected[:, [PAD, BEGIN]] = -torch.inf
     with torch.no_grad():

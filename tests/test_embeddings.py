@@ -34,7 +34,7 @@ def test_values_and_gradients_equal_nn_embedding_and_nn_linear(vocab_size, d_mod
     x, x_torch = ours(ids), lookup(ids) * math.sqrt(d_model)
     assert x.shape == (batch, length, d_model)
     assert torch.allclose(x, x_torch, rtol=0, atol=1e-9)
-    logits, logits_torch = ours.project(x.tanh()), linear(x_torch.tanh())
+    logits, logits_torch = ours.logits(x.tanh()), linear(x_torch.tanh())
     assert torch.allclose(logits, logits_torch, rtol=0, atol=1e-9)
     (logits * upstream).sum().backward()
     (logits_torch * upstream).sum().backward()
@@ -48,11 +48,11 @@ def test_lookup_is_a_one_hot_product():
     assert torch.allclose(ours(ids), one_hot @ ours.weight * math.sqrt(6), rtol=0, atol=1e-12)
 
 
-def test_project_is_unscaled_and_takes_any_leading_shape():
+def test_logits_are_unscaled_and_takes_any_leading_shape():
     ours = make()
     x = torch.randn(2, 3, 4, 6, dtype=torch.float64)
     expected = torch.stack([(x * row).sum(-1) for row in ours.weight], dim=-1)
-    assert torch.allclose(ours.project(x), expected, rtol=0, atol=1e-12)
+    assert torch.allclose(ours.logits(x), expected, rtol=0, atol=1e-12)
 
 
 def test_initial_rows_have_length_one_and_scaled_rows_unit_variance():
@@ -61,7 +61,7 @@ def test_initial_rows_have_length_one_and_scaled_rows_unit_variance():
     assert ours.weight.norm(dim=1).mean().item() == pytest.approx(1, abs=0.01)
     assert ours(torch.arange(4_000)).std().item() == pytest.approx(1, abs=0.01)
     hidden = F.layer_norm(torch.randn(300, 256), (256,))
-    assert ours.project(hidden).std().item() == pytest.approx(1, abs=0.05)  # the first softmax is close to even
+    assert ours.logits(hidden).std().item() == pytest.approx(1, abs=0.05)  # the first softmax is close to even
 
 
 def test_only_one_parameter():
@@ -82,19 +82,19 @@ def test_ids_of_another_dtype_are_refused(ids):
 
 def test_wrong_width_is_refused():
     with pytest.raises(RuntimeError, match="2x5 and 6x23"):
-        make().project(torch.zeros(1, 2, 5, dtype=torch.float64))
+        make().logits(torch.zeros(1, 2, 5, dtype=torch.float64))
     with pytest.raises(TypeCheckError, match="typechecking parameter 'x'"):
-        make().project(torch.tensor([[3, 4, 5, 6, 7, 8]]))  # ids instead of vectors
+        make().logits(torch.tensor([[3, 4, 5, 6, 7, 8]]))  # ids instead of vectors
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_on_a_gpu_as_on_the_cpu():
     ours = make()
     ids = torch.randint(23, (3, 4))
-    expected = ours(ids), ours.project(ours(ids))
+    expected = ours(ids), ours.logits(ours(ids))
     x = ours.cuda()(ids.cuda())
     assert x.device.type == "cuda"
-    assert torch.allclose(x.cpu(), expected[0]) and torch.allclose(ours.project(x).cpu(), expected[1])
+    assert torch.allclose(x.cpu(), expected[0]) and torch.allclose(ours.logits(x).cpu(), expected[1])
 
 
 def tiny_model():
@@ -108,7 +108,7 @@ def loss_of(model, source_use, target_use, output_use, source, target):
     encoded = model.encode(source)
     model.embedding = target_use
     hidden = model.decode(target[:, :-1], *encoded)
-    return F.cross_entropy(output_use.project(hidden).flatten(0, 1), target[:, 1:].flatten())
+    return F.cross_entropy(output_use.logits(hidden).flatten(0, 1), target[:, 1:].flatten())
 
 
 def test_c12_one_tensor_in_memory_for_source_target_and_output():
@@ -168,6 +168,6 @@ def test_c13_tokens_shine_through_their_positions():
     table = TokenEmbedding(1_000, 512)
     ids = torch.randint(1_000, (20, 40))
     position = sinusoidal_encoding(40, 512)
-    found = (table.project(table(ids) + position).argmax(-1) == ids).float().mean()
-    drowned = (table.project(table.weight[ids] + position).argmax(-1) == ids).float().mean()
+    found = (table.logits(table(ids) + position).argmax(-1) == ids).float().mean()
+    drowned = (table.logits(table.weight[ids] + position).argmax(-1) == ids).float().mean()
     assert found == 1 and drowned < 0.2

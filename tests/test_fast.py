@@ -608,16 +608,16 @@ def test_a_packed_embedding_is_the_embedding(precision, bound):
     packed = PackedEmbedding(plain, precision).eval()
     assert near(packed(ids).float(), plain(ids), 2**-8 if precision == "bf16" else 0)
     assert (packed(ids).dtype == torch.bfloat16) == (precision == "bf16")
-    logits = packed.project(hidden).float()
-    assert (logits - plain.project(hidden)).norm() <= bound * plain.project(hidden).norm()
+    logits = packed.logits(hidden).float()
+    assert (logits - plain.logits(hidden)).norm() <= bound * plain.logits(hidden).norm()
     logits[:, [PAD, BEGIN]] = -math.inf
     assert torch.equal(likeliest(packed, hidden), logits.argmax(dim=1, keepdim=True))
     log_p, tokens = most_probable(packed, hidden, 4)
-    expected = packed.project(hidden).double().log_softmax(dim=1)
+    expected = packed.logits(hidden).double().log_softmax(dim=1)
     expected[:, [PAD, BEGIN]] = -math.inf
     assert log_p.dtype == torch.float32
     assert near(log_p.double(), expected.topk(4).values, 1e-5) and near(log_p.double(), expected.gather(1, tokens), 1e-5)
-    assert torch.equal(packed.train()(ids), plain(ids)) and torch.equal(packed.project(hidden), plain.project(hidden))
+    assert torch.equal(packed.train()(ids), plain(ids)) and torch.equal(packed.logits(hidden), plain.logits(hidden))
 
 
 # Whole models

@@ -158,7 +158,7 @@ def write_without_repeating(model, source, extra=50):
 
     def choose(hidden):
         nonlocal said, left, step
-        logits = model.embedding.project(hidden).masked_fill(said, -math.inf)
+        logits = model.embedding.logits(hidden).masked_fill(said, -math.inf)
         logits[:, [PAD, BEGIN]] = -math.inf
         token, step = logits.argmax(dim=1, keepdim=True), step + 1
         stays = (token[:, 0] != END) & (step < left)
