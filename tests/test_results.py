@@ -31,7 +31,7 @@ def copy(tmp_path, monkeypatch):
 def test_every_file_names_its_revision_and_its_modules(path):
     facts = results.facts_of(path)
     assert re.fullmatch(r"[0-9a-f]{40}", facts["revision"]) and facts["modules"]
-    assert all(re.fullmatch(r"(annotated|tools|benchmarks)/\w+\.py", name) for name in facts["modules"])
+    assert all(re.fullmatch(r"(annotated|tools|benchmarks|experiments)/\w+\.py", name) for name in facts["modules"])
     assert all(re.fullmatch(r"[0-9a-f]{64}", digest) for digest in facts["modules"].values())
 
 
