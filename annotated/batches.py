@@ -147,11 +147,11 @@ class EncodedPairs(Sequence):
         self.manifest = _read_manifest(self.folder / "manifest.json")
         self.digest = sha256_of(self.folder / "manifest.json")
         self.longest = tuple(self.manifest["longest"])  # (source, target), end tokens counted
-        self.ids, self.offsets, lengths = (self._map(file, kind, check) for file, kind in
+        self.ids, self.offsets, lengths = (self._map(file, dtype, check) for file, dtype in
                                            zip(_FILES, (self.manifest["dtype"], "<i8", "<i4")))
         self.lengths = lengths.reshape(-1, 2)
 
-    def _map(self, file, kind, check):
+    def _map(self, file, dtype, check):
         """The numbers in a file as an array that is read from the disk where it is touched."""
         path, facts = self.folder / file, self.manifest["files"][file]
         size = path.stat().st_size if path.is_file() else -1
@@ -161,10 +161,10 @@ class EncodedPairs(Sequence):
             mend = "encode the corpus anew, or copy it again"
             raise ValueError(f"{path} {wrong.get(size, short)}: {mend}")
         if not size:  # nothing to map: all texts are empty
-            return np.zeros(0, kind)
+            return np.zeros(0, dtype)
         with open(path, "rb") as opened:
             self.maps.append(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
-        return np.frombuffer(self.maps[-1], kind)
+        return np.frombuffer(self.maps[-1], dtype)
 
     def __len__(self):
         return len(self.offsets)
@@ -281,15 +281,12 @@ def check_fit(max_tokens, **splits):
         longer = pair_lengths(pairs).max(axis=1)  # of source and target, each with its end token
         if longer.max() > max_tokens:
             raise ValueError(f"{name}: pair {longer.argmax()} has {longer.max()} tokens with its "
-                             "end "
-                             f"token, more than max_tokens={max_tokens}: raise max_tokens, or "
-                             "leave "
-                             "the pair out")
+                             f"end token, more than max_tokens={max_tokens}: raise max_tokens, "
+                             "or leave the pair out")
 
 # %% ../notebooks/13_batches.ipynb #c86ad946
 def largest_batch(pairs, max_tokens, d_model):
-    """(pairs, tokens of the longest) of the batch that may take the most memory, whatever the order
-    of the pairs."""
+    """(pairs, tokens of the longest) of the batch that may take the most memory."""
     # counts: pairs of each length
     lengths, counts = pair_lengths(pairs), np.zeros(max_tokens + 1, dtype=np.int64)
     for start in range(0, len(lengths), 1 << 20):  # in parts, for the lengths may lie on the disk

@@ -27,8 +27,7 @@ OPTIMIZER, PROGRESS = "optimizer.safetensors", "progress.json"  # of training ch
 # %% ../notebooks/16_checkpoints.ipynb #a4cade28
 @dataclass
 class Checkpoint:
-    """A loaded model with what belongs to it: its tokenizer (or None) and the facts that were saved
-    beside it."""
+    """A loaded model, its tokenizer (or None), and the facts that were saved beside it."""
 
     model: Transformer
     tokenizer: object
@@ -57,8 +56,7 @@ def _check_savable(model, tokenizer, facts):
 
 # %% ../notebooks/16_checkpoints.ipynb #6ade49bc
 def save_checkpoint(folder, model, tokenizer=None, *, optimizer=None, progress=None, **info):
-    """Save weights, configuration, tokenizer and the facts `info` (anything JSON can hold) in a new
-    folder.
+    """Save weights, configuration, tokenizer and the JSON facts `info` in a new folder.
 
     With an `optimizer` it is a training checkpoint: the optimiser's state and the dict `progress`
     go in as well, for `load_progress`. Raises FileExistsError for a folder that exists, TypeError
@@ -85,8 +83,7 @@ def save_checkpoint(folder, model, tokenizer=None, *, optimizer=None, progress=N
 
 # %% ../notebooks/16_checkpoints.ipynb #22647c76
 def _damaged(folder, name, why):
-    """The error for a folder that cannot be loaded: which folder, which file, what is wrong, what
-    to do."""
+    """The error for a folder that cannot be loaded: folder, file, what is wrong, the mend."""
     mend = "restore the folder from a copy, or save or train the model again"
     return ValueError(f"checkpoint {folder}, file {name}: {why}; {mend}")
 
@@ -146,8 +143,7 @@ def _read_weights(folder):
 
 # %% ../notebooks/16_checkpoints.ipynb #9c4ddf67
 def load_checkpoint(folder, device="cpu"):
-    """Load what `save_checkpoint` wrote and return a `Checkpoint`, its model in eval mode on
-    `device`.
+    """Load what `save_checkpoint` wrote: a `Checkpoint` with its model in eval mode on `device`.
 
     Raises FileNotFoundError for what is missing, ValueError for what is damaged or foreign; both
     name folder and file.
@@ -175,8 +171,7 @@ def load_checkpoint(folder, device="cpu"):
 
 # %% ../notebooks/16_checkpoints.ipynb #bff71e60
 def load_progress(folder, model, optimizer, facts):
-    """Restore model and optimiser, in place, from a checkpoint that `newest_checkpoint` named;
-    return its `progress`.
+    """Restore model and optimiser in place from a training checkpoint; return its `progress`.
 
     facts: a dict that must equal `progress["facts"]`; ValueError names the checkpoint and the first
     that does not.

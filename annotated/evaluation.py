@@ -172,13 +172,13 @@ def _check_lines(hypotheses, references):
     lists = []
     for name, lines in (("hypotheses", hypotheses), ("references", references)):
         if isinstance(lines, (str, bytes)) or not hasattr(lines, "__iter__"):
-            kind = type(lines).__name__
-            raise TypeError(f"{name} is a {kind}: give a list of strings, one for each sentence")
+            got = type(lines).__name__
+            raise TypeError(f"{name} is a {got}: give a list of strings, one for each sentence")
         lines = list(lines)
         for index, line in enumerate(lines):
             if not isinstance(line, str):
-                kind = type(line).__name__
-                raise TypeError(f"{name}[{index}] is a {kind}: give one string for each sentence")
+                got = type(line).__name__
+                raise TypeError(f"{name}[{index}] is a {got}: give one string for each sentence")
             if "\n" in line or "\r" in line:
                 raise ValueError(f"{name}[{index}] contains a line break: replace it with a space, "
                                  "one sentence is one line")

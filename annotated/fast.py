@@ -48,9 +48,9 @@ def surely_all(mask: Bool[Tensor, "..."]):
 # %% ../notebooks/24_fast.ipynb #ed23bc56
 def rounded(x: Num[Tensor, "*shape"]) -> Num[Tensor, "*shape"]:
     """x in the type to which autocast would turn it for a product; without autocast x itself."""
-    kind = x.device.type
-    low = torch.is_autocast_enabled(kind) and x.dtype == torch.float32
-    return x.to(torch.get_autocast_dtype(kind)) if low else x
+    device = x.device.type
+    low = torch.is_autocast_enabled(device) and x.dtype == torch.float32
+    return x.to(torch.get_autocast_dtype(device)) if low else x
 
 # %% ../notebooks/24_fast.ipynb #bb4babc7
 class _ChunkedSum(torch.autograd.Function):
@@ -61,25 +61,25 @@ class _ChunkedSum(torch.autograd.Function):
         """hidden (tokens, d_model), weight (vocab_size, d_model), target (tokens,) -> sum, nats."""
         device, V = hidden.device.type, len(weight)
         low = torch.is_autocast_enabled(device)
-        kind = torch.get_autocast_dtype(device) if low else weight.dtype
-        chunks = math.ceil(len(hidden) / (chunk or max(512, (1 << 28) // (V * kind.itemsize))))
+        dtype = torch.get_autocast_dtype(device) if low else weight.dtype
+        chunks = math.ceil(len(hidden) / (chunk or max(512, (1 << 28) // (V * dtype.itemsize))))
         chunk = math.ceil(len(hidden) / max(chunks, 1))
-        matrix, slopes, outer = weight.to(kind), torch.empty_like(hidden), None
-        total = hidden.new_zeros((), dtype=torch.promote_types(kind, torch.float32))
+        matrix, slopes, outer = weight.to(dtype), torch.empty_like(hidden), None
+        total = hidden.new_zeros((), dtype=torch.promote_types(dtype, torch.float32))
         rows = chunk if hidden.is_cuda else max(1, (1 << 19) // V)  # 2 MB in fp32: stay in cache
         with torch.autocast(device, enabled=False):
             parts = hidden.split(chunk), target.split(chunk), slopes.split(chunk)
             for x, right, slope in zip(*parts, strict=True):
-                x = x.to(kind)  # (chunk, d_model)
+                x = x.to(dtype)  # (chunk, d_model)
                 logits = x @ matrix.T  # (chunk, vocab_size)
                 total += _loss_to_slope(logits, right, smoothing, rows, total.dtype)
                 slope.copy_(logits @ matrix)
-                if kind == weight.dtype:
+                if dtype == weight.dtype:
                     outer = logits.T @ x if outer is None else outer.addmm_(logits.T, x)
                 else:  # in half precision it is quicker to turn the small factor round
-                    share = (x.T.contiguous() @ logits).T  # (vocab_size, d_model)
+                    slope = (x.T.contiguous() @ logits).T  # (vocab_size, d_model)
                     new = torch.empty_like(weight).copy_ if outer is None else outer.add_
-                    outer = new(share)
+                    outer = new(slope)
         ctx.grads = slopes, outer
         return total
 
@@ -91,11 +91,11 @@ class _ChunkedSum(torch.autograd.Function):
         return hidden, weight, None, None, None
 
 # %% ../notebooks/24_fast.ipynb #e0072332
-def _loss_to_slope(logits, target, smoothing, rows, kind):
+def _loss_to_slope(logits, target, smoothing, rows, dtype):
     """The sum of the losses; logits (tokens, vocab_size) become their gradients, by a few rows."""
     total, V = 0.0, logits.size(1)
     for part, at in zip(logits.split(rows), target.unsqueeze(1).split(rows), strict=True):
-        z = part.to(kind)
+        z = part.to(dtype)
         p = z.softmax(dim=1)  # (rows, vocab_size)
         log_sum = z.amax(dim=1) - p.amax(dim=1).log()  # (rows,), of the exponentials
         right = (1 - smoothing) * z.gather(1, at).squeeze(1)
@@ -138,8 +138,8 @@ def lean_softmax(scores: _Scores, mask: Mask = None) -> _Scores:
 # %% ../notebooks/24_fast.ipynb #9b9d4a94
 def is_step(query: Queries, key: Keys):
     """Whether `attend_once` is quickest: one query in each of many rows, bfloat16, more threads."""
-    kind = query.device.type == "cpu" and query.dtype == torch.bfloat16
-    several = kind and torch.get_num_threads() > 1
+    suits = query.device.type == "cpu" and query.dtype == torch.bfloat16
+    several = suits and torch.get_num_threads() > 1
     # neither so small that the fused one is quick, nor many
     keys = 32 < max(key.shape[-2:]) and key.size(-2) <= 128
     return several and keys and query.size(-2) == 1 and query.numel() >= 4096
@@ -430,9 +430,9 @@ def product(weight: _Matrix, bias: _Offset = None, precision="fp32", rows=32):
         return Int8Product(weight, bias, rows)
     if precision == "bf16":
         weight, bias = weight.bfloat16(), None if bias is None else bias.bfloat16()
-    kind, packs = weight.dtype, PackedProduct.works(weight)
+    dtype, packs = weight.dtype, PackedProduct.works(weight)
     multiply = PackedProduct(weight, bias) if packs else partial(F.linear, weight=weight, bias=bias)
-    return lambda x: multiply(x.to(kind))  # parts from outside may hand on other types
+    return lambda x: multiply(x.to(dtype))  # parts from outside may hand on other types
 
 # %% ../notebooks/24_fast.ipynb #d3fe4a6a
 class PackedLinear(PreparedPart, nn.Linear):

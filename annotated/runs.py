@@ -34,8 +34,7 @@ from tqdm import tqdm
 
 # %% ../notebooks/82_runs.ipynb #ca476890
 def ranks():
-    """(number of this process, number of processes): (0, 1) unless torch.distributed has been
-    started."""
+    """(number of this process, number of processes): (0, 1) without torch.distributed."""
     started = dist.is_available() and dist.is_initialized()
     return (dist.get_rank(), dist.get_world_size()) if started else (0, 1)
 
@@ -50,8 +49,7 @@ def sum_over_ranks(*numbers, device="cpu"):
 
 # %% ../notebooks/82_runs.ipynb #e97ed3cc
 def check_device(name):
-    """The torch.device of this name, tried with one number; a ValueError says what is wrong, and
-    what there is."""
+    """The torch.device of this name, tried with one number; ValueError, with what there is."""
     try:
         device = torch.device(name)
         torch.zeros(1, device=device).item()
@@ -67,8 +65,7 @@ def check_device(name):
 # %% ../notebooks/82_runs.ipynb #86030816
 @contextmanager
 def process_group(name, timeout=600):
-    """Within the block the processes that torchrun started know each other; yields the device of
-    this one.
+    """Within the block the processes of torchrun know each other; yields this one's device.
 
     name: as for `check_device`; of several processes with "cuda" each gets a GPU of its own.
     timeout: seconds that one waits for another before it ends with an error.
@@ -106,15 +103,13 @@ class Hidden(nn.Module):
 
 # %% ../notebooks/82_runs.ipynb #fea51769
 def network_of(model, compiled=False):
-    """`model.hidden` as a module: compiled if wanted, and of several processes with gradients
-    averaged."""
+    """`model.hidden` as a module: compiled if wanted, gradients averaged over processes."""
     network = torch.compile(Hidden(model), dynamic=True) if compiled else Hidden(model)
     return DistributedDataParallel(network) if ranks()[1] > 1 else network
 
 
 def quiet(network, wanted=True):
-    """A block in which `backward` sends nothing to the other processes, if it is wanted and there
-    are any."""
+    """A block in which `backward` sends nothing to other processes, if that is wanted."""
     distributed = isinstance(network, DistributedDataParallel)
     return network.no_sync() if wanted and distributed else nullcontext()
 
@@ -124,8 +119,7 @@ INTERRUPTED = 75  # exit status after SIGTERM: a checkpoint is saved, start agai
 
 @contextmanager
 def noting_sigterm(wanted=True):
-    """Within the block SIGTERM only adds to the list that is yielded (if `wanted`, and in the main
-    thread)."""
+    """Within the block SIGTERM, if `wanted`, only adds to the list that is yielded."""
     noted = []
     if not wanted or threading.current_thread() is not threading.main_thread():
         yield noted
@@ -138,8 +132,7 @@ def noting_sigterm(wanted=True):
 
 # %% ../notebooks/82_runs.ipynb #884ede6d
 def random_state(device="cpu"):
-    """The state of the random numbers that a process draws on the CPU and on its CUDA `device`, as
-    JSON can hold it."""
+    """The state of the random numbers of the CPU and of a CUDA `device`, as JSON can hold it."""
     state = {"cpu": torch.get_rng_state().numpy().tobytes().hex()}
     if torch.device(device).type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device).numpy().tobytes().hex()
@@ -165,8 +158,7 @@ def gather_random_states(device="cpu"):
 # %% ../notebooks/82_runs.ipynb #6b14d427
 @contextmanager
 def counting_seconds(path):
-    """Yield a function that returns the seconds so far, those of earlier starts from the file
-    `path` included."""
+    """Yield a function: the seconds so far, with those of earlier starts from `path`."""
     before = {"wall": 0.0, "processor": 0.0, "starts": 0}
     if path.exists():
         before = json.loads(path.read_text(encoding="utf-8"))
@@ -185,8 +177,7 @@ def counting_seconds(path):
 
 # %% ../notebooks/82_runs.ipynb #0b2b6e8f
 def run_facts(model, config, pairs, tokenizer=None):
-    """What must be the same when a run goes on: a dict of vocabulary, model, training configuration
-    and corpus.
+    """What must be the same when a run goes on: vocabulary, model, training, corpus.
 
     pairs: the splits, each a list of pairs of ids, or something that knows its `digest`.
     """
@@ -208,8 +199,7 @@ def run_checkpoints(run_folder):
 
 # %% ../notebooks/82_runs.ipynb #765082b1
 def newest_checkpoint(run_folder, check, report=lambda line: print(line, file=sys.stderr)):
-    """The newest whole checkpoint of a run, or None if there is none at all; what is left of killed
-    writes is removed.
+    """The newest whole checkpoint of a run, or None; what killed writes left is removed.
 
     check: raises an OSError or a ValueError for a folder that is no whole checkpoint. Such a one is
     reported and renamed, and the one before it is tried. ValueError if none is whole.
@@ -239,8 +229,10 @@ def forget_checkpoints(run_folder, keep):
 
 # %% ../notebooks/82_runs.ipynb #1a9711f8
 def devices_for(device="cpu", workers=None):
-    """One device a worker: CPU cores, or all GPUs in turn. ValueError for fewer than 1 worker and
-    for no GPU."""
+    """One device a worker: CPU cores, or all GPUs in turn.
+
+    ValueError for fewer than 1 worker, and where there is no GPU.
+    """
     if workers is not None and workers < 1:
         raise ValueError(f"workers={workers} will not do: give at least 1")
     if not device.startswith("cuda"):
@@ -265,8 +257,7 @@ def worker_environment():
 
 # %% ../notebooks/82_runs.ipynb #68c9945a
 class Workers:
-    """Processes that work side by side, one on each device; within a block, at whose end all
-    stop."""
+    """Processes that work side by side, one on each device."""
 
     def __init__(self, devices, folder):
         # {process: (task, device)}
@@ -363,8 +354,7 @@ class Teller:
 
 # %% ../notebooks/82_runs.ipynb #54b806f1
 def updates_in(seconds, updates, run, least=0.5):
-    """How many of `updates` fit into `seconds` here, by the clock of a first twentieth; at least
-    the share `least` of them.
+    """How many of `updates` fit into `seconds` here; at least the share `least` of them.
 
     run(n): makes n updates from the beginning; nothing of these is kept.
     """

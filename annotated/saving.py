@@ -91,13 +91,13 @@ def _altair_page(chart):
     return _page(str(title), f'<div id="chart"></div>{_table_html(spec)}', (_vega(), start))
 
 # %% ../notebooks/89_saving.ipynb #f7713af5
-def _altair_bytes(chart, kind):
+def _altair_bytes(chart, form):
     """Return an Altair chart as the bytes of a page, an SVG or a PNG."""
     import vl_convert
 
-    if kind == "html":
+    if form == "html":
         return _altair_page(chart).encode()
-    if kind == "png":
+    if form == "png":
         return vl_convert.vegalite_to_png(chart.to_dict(), vl_version="5.20", scale=2)
     svg = vl_convert.vegalite_to_svg(chart.to_dict(), vl_version="5.20")
     for new, old in enumerate(re.findall(r'<linearGradient id="(gradient_\d+)"', svg)):
@@ -106,9 +106,9 @@ def _altair_bytes(chart, kind):
     return svg.encode()
 
 # %% ../notebooks/89_saving.ipynb #fd57c744
-def _figure_bytes(figure, kind):
+def _figure_bytes(figure, form):
     """Return a matplotlib figure as the bytes of a page, an SVG or a PNG."""
-    if kind == "html":
+    if form == "html":
         titles = [ax.get_title(loc=side) for ax in figure.axes for side in ("left", "center")]
         title = next(filter(None, [figure.get_suptitle(), *titles]), "Chart")
         data = base64.b64encode(_figure_bytes(figure, "svg")).decode()
@@ -116,19 +116,19 @@ def _figure_bytes(figure, kind):
         return _page(title, picture + _table_html(figure)).encode()
     data = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": "annotated"}):
-        metadata = {"Date": None} if kind == "svg" else {"Software": None}
-        figure.savefig(data, format=kind, bbox_inches="tight", metadata=metadata)
+        metadata = {"Date": None} if form == "svg" else {"Software": None}
+        figure.savefig(data, format=form, bbox_inches="tight", metadata=metadata)
     return data.getvalue()
 
 
-def _render(chart, kind):
+def _render(chart, form):
     """Return a chart as the bytes of a file: html, svg, png or csv."""
-    if kind == "csv":
+    if form == "csv":
         return as_csv(*table(chart)).encode()
     if hasattr(chart, "to_dict"):
-        return _altair_bytes(chart, kind)
+        return _altair_bytes(chart, form)
     make_literal(chart)  # titles that were set after the drawing too
-    return _figure_bytes(chart, kind)
+    return _figure_bytes(chart, form)
 
 # %% ../notebooks/89_saving.ipynb #c9990988
 def save_chart(chart, path):
@@ -145,8 +145,8 @@ def save_chart(chart, path):
     if isinstance(chart, matplotlib.axes.Axes):
         chart = chart.get_figure(root=True)
     if not (hasattr(chart, "savefig") or hasattr(chart, "to_dict")):
-        kind = type(chart).__name__
-        raise TypeError(f"chart must be axes, a figure or an Altair chart, got {kind}")
+        got = type(chart).__name__
+        raise TypeError(f"chart must be axes, a figure or an Altair chart, got {got}")
     data = _render(chart, path.suffix.lower()[1:])
     with whole_file(path) as file:
         file.write(data)

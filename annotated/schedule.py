@@ -23,8 +23,7 @@ def noam_rate(step, d_model, warmup, factor=1.0):
 
 # %% ../notebooks/14_schedule.ipynb #2cfdfac8
 class NoamSchedule(torch.optim.lr_scheduler.LRScheduler):
-    """Sets the rate of update k to noam_rate(k), whatever rate the optimiser was built with
-    (section 5.3).
+    """Sets the rate of update k to noam_rate(k), whatever rate the optimiser has (5.3).
 
     Call `step()` once after every `optimizer.step()`: once an update, not once a micro-batch.
     Loading a state dict sets the rate of the coming update too. Raises ValueError for d_model or
@@ -49,6 +48,5 @@ class NoamSchedule(torch.optim.lr_scheduler.LRScheduler):
 
 # %% ../notebooks/14_schedule.ipynb #d7e96322
 def adam(parameters):
-    """Adam as printed in section 5.3 (beta1 0.9, beta2 0.98, epsilon 1e-9); its rate is left to
-    `NoamSchedule`."""
+    """Adam as printed (5.3): beta1 0.9, beta2 0.98, epsilon 1e-9; `NoamSchedule` sets its rate."""
     return torch.optim.Adam(parameters, lr=1.0, betas=(0.9, 0.98), eps=1e-9, fused=True)

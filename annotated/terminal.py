@@ -22,20 +22,9 @@ from tyro.conf import OmitArgPrefixes, Positional, Suppress
 _LANGUAGES = ("source_language", "target_language")
 
 
-def _read(kind, command, arguments):
-    """The options of a command as a `kind`; ends the program for what cannot be read."""
-    return tyro.cli(OmitArgPrefixes[kind], prog=f"annotated {command}", args=arguments)
-
-
-def _write(path, text):
-    """Write a text to a file as a whole, or print it if there is no path."""
-    from annotated import files
-
-    if path is None:
-        print(text, end="")
-        return
-    with files.whole_file(path) as file:
-        file.write(text.encode("utf-8"))
+def _read(command_class, command, arguments):
+    """The options of a command as a `command_class`; ends the program for what cannot be read."""
+    return tyro.cli(OmitArgPrefixes[command_class], prog=f"annotated {command}", args=arguments)
 
 
 def _line(command, arguments):
@@ -43,9 +32,8 @@ def _line(command, arguments):
     return shlex.join(["annotated", command, *arguments])
 
 # %% ../notebooks/83_terminal.ipynb #2c19711b
-def _read_with_preset(kind, command, arguments, presets, choose):
-    """Options of `kind` with two configurations, `sizes` and `training`, from a preset where not
-    given.
+def _read_with_preset(form, command, arguments, presets, choose):
+    """Options with two configurations, `sizes` and `training`, from a preset where not given.
 
     presets: {name: (TransformerConfig, TrainingConfig, …)}; choose(options): which, if none is
     named.
@@ -60,8 +48,8 @@ def _read_with_preset(kind, command, arguments, presets, choose):
 
     def read(preset):
         @dataclass(kw_only=True)
-        class Options(kind):
-            __doc__ = kind.__doc__
+        class Options(form):
+            __doc__ = form.__doc__
             sizes: Sizes = Sizes(**asdict(presets[preset][0]))
             training: TrainingConfig = presets[preset][1]
 
@@ -77,8 +65,7 @@ def _read_with_preset(kind, command, arguments, presets, choose):
 # %% ../notebooks/83_terminal.ipynb #e18065f9
 @dataclass
 class Train:
-    """Train a Transformer on a corpus and save it. Under torchrun: one training in several
-    processes."""
+    """Train a Transformer on a corpus and save it; under torchrun in several processes."""
 
     out: Path  # new folder for weights, configuration and tokenizer
     # toy, multi30k, tatoeba-en-de, tatoeba-en-fr, or a folder: with train, valid and test as .en
@@ -121,26 +108,25 @@ def _corpus_with_tokenizer(options):
     """(corpus, tokenizer) that the options name; ValueError or OSError for what cannot be read."""
     from annotated import batches, corpora, tokens
 
-    name, kind = options.corpus, options.tokenizer
+    name, tokenizer = options.corpus, options.tokenizer
     if (Path(name) / "prepared.json").is_file():
         corpus = batches.load_prepared(name)
         languages = corpus.source_language, corpus.target_language
         wanted = options.source or languages[0], options.target or languages[1]
-        if kind is not None or wanted != languages:
+        if tokenizer is not None or wanted != languages:
             mend = "leave --tokenizer, --source and --target out, or prepare the corpus anew"
             raise ValueError(f"{name} was prepared from {' to '.join(languages)} with a tokenizer "
-                             "of "
-                             f"its own: {mend}")
+                             f"of its own: {mend}")
         return corpus, corpus.tokenizer
     corpus = corpora.load_corpus(name, None, options.source, options.target)
     if not isinstance(corpus.train, list):
         mend = f"annotated prepare {name} FOLDER --vocab-size 37000, then give FOLDER in its place"
         raise ValueError(f"{name} is too large to be held in memory: {mend}")
-    if (kind or ("words" if name == "toy" else "bpe")) == "words":
+    if (tokenizer or ("words" if name == "toy" else "bpe")) == "words":
         languages = corpus.source_language, corpus.target_language
         return corpus, tokens.WordTokenizer.fit(corpus.train, *languages)
     pieces = options.sizes.vocab_size
-    return corpus, tokens.SubwordTokenizer.fit(corpus.train, pieces, kind or "bpe")
+    return corpus, tokens.SubwordTokenizer.fit(corpus.train, pieces, tokenizer or "bpe")
 
 # %% ../notebooks/83_terminal.ipynb #241194a7
 def _reporter(folder=None):
@@ -250,13 +236,12 @@ def _translate(arguments):
         sys.stdout.buffer.write(text.encode("utf-8"))  # whatever encoding the terminal claims
         sys.stdout.buffer.flush()
     else:
-        _write(options.output, text)
+        files.write_text(options.output, text)
 
 # %% ../notebooks/83_terminal.ipynb #9cbfc171
 @dataclass
 class Prepare:
-    """Fetch a corpus if it is not there, clean it, learn its vocabulary, and encode it into a new
-    folder."""
+    """Fetch a corpus, clean it, learn its vocabulary, and encode it into a new folder."""
 
     # a corpus, wmt14-en-de for example, or a folder with train.en and train.de
     name: Positional[str]
@@ -294,7 +279,7 @@ class Clean:
 def _clean(arguments):
     """`annotated clean`."""
     options, counts = _read(Clean, "clean", arguments), {}
-    from annotated import corpora
+    from annotated import corpora, files
 
     pairs = corpora.read_pairs(options.source, options.target, errors="replace")
     for _ in corpora.clean_pairs(pairs, counts, options.max_length, options.max_ratio):
@@ -302,7 +287,10 @@ def _clean(arguments):
     result = {"command": _line("clean", arguments), "pairs": sum(counts.values()),
               "max_length": options.max_length, "max_ratio": options.max_ratio,
               "counts": dict(sorted(counts.items()))}
-    _write(options.out, json.dumps(result, indent=1) + "\n")
+    if options.out:
+        files.write_json(options.out, result)
+    else:
+        print(json.dumps(result, indent=1))
 
 # %% ../notebooks/83_terminal.ipynb #46a77120
 @dataclass
@@ -361,14 +349,13 @@ def _score(arguments):
              "training_seconds": saved.info["seconds"], "decoding_seconds": seconds,
              "machine": files.describe_machine(), "log": saved.info["log"],
              **files.provenance(*SCORED_BY)}
-    _write(path, json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
+    files.write_json(path, facts)
     print(report)
 
 # %% ../notebooks/83_terminal.ipynb #2c6fbb0a
 @dataclass
 class Export:
-    """Make folders for Hugging Face and CTranslate2 of a checkpoint, or a checkpoint of such a
-    folder."""
+    """Make folders for Hugging Face and CTranslate2 of a checkpoint, or the other way."""
 
     out: Path  # the new folder for Hugging Face; with --back the new checkpoint
     # folder that `annotated train` saved; the book's own model if not given
@@ -414,10 +401,9 @@ def _export(arguments):
                                       options.quantization)
     facts = {"command": _line("export", arguments), "trained on": corpus,
              "sentences of": str(options.check), **facts}
-    text = json.dumps(facts, indent=1, ensure_ascii=False) + "\n"
     if options.report:
-        _write(options.report, text)
-    print(text, end="")
+        files.write_json(options.report, facts)
+    print(json.dumps(facts, indent=1, ensure_ascii=False))
     if not facts["passed"]:
         print("annotated export: it does not agree with the checkpoint: see above", file=sys.stderr)
     return 0 if facts["passed"] else 1
@@ -451,7 +437,7 @@ class Parse:
 
 def _parse(arguments):
     """`annotated parse`."""
-    from annotated import decoding, fast, parsing, runs
+    from annotated import decoding, fast, files, parsing, runs
 
     presets = parsing.PARSERS
     options = _read_with_preset(Parse, "parse", arguments, presets, lambda options: (
@@ -472,15 +458,14 @@ def _parse(arguments):
     for name, score in facts["scores"].items():
         print(f"{name:16} F1 {score['f1']:6.2f}  well-formed {score['well_formed']:6.2f}")
     if options.results:
-        _write(options.results, json.dumps(facts, indent=1) + "\n")
+        files.write_json(options.results, facts)
     if options.trees:
-        _write(options.trees, "".join(f"{tree or '(TOP)'}\n" for tree in trees))
+        files.write_text(options.trees, "".join(f"{tree or '(TOP)'}\n" for tree in trees))
 
 # %% ../notebooks/83_terminal.ipynb #a2ddc9d8
 @dataclass
 class Vary:
-    """Train rows of Table 3 on a corpus, a process a run, and write a JSON file of results for
-    each."""
+    """Train rows of Table 3 on a corpus, a process and a file of results for each run."""
 
     corpus: Positional[str]  # multi30k, toy, or another name or folder
     out: Path  # folder for the results; runs that are there are not run again

@@ -88,8 +88,7 @@ SCALES = {
 
 @dataclass(frozen=True)
 class Row:
-    """A row of Table 3: its name, group and change, the configurations that carry it out, and the
-    printed figures."""
+    """A row of Table 3: name, group, change, its configurations, and the printed figures."""
 
     name: str
     group: str  # "A" to "E", "base" or "big"
@@ -102,8 +101,7 @@ class Row:
 
 # %% ../notebooks/21_variations.ipynb #91c85f35
 def _in_proportion(name, value, base):
-    """The paper's `value` of a size, for a model whose `base` is another; ValueError if that is no
-    whole number."""
+    """The paper's `value` of a size, for a model whose `base` is another."""
     if name not in ("N", "d_model", "d_ff", "d_k"):
         return value
     paper = TransformerConfig.base()
@@ -143,8 +141,7 @@ def count_parameters(config):
 
 # %% ../notebooks/21_variations.ipynb #a90a2617
 def token_accuracy(model, pairs, max_tokens=4096):
-    """Share of target tokens, ends counted, that are the model's likeliest after the right ones;
-    pairs of ids (5.4)."""
+    """Share of target tokens, ends counted, that are likeliest after the right ones (5.4)."""
     device, right, tokens = next(model.parameters()).device, 0, 0
     with evaluating(model):
         for indices in token_batches(pair_lengths(pairs), max_tokens, order="sorted"):
@@ -159,8 +156,7 @@ DECODING = {"beam": 4, "alpha": 0.6}
 
 
 def measure(model, tokenizer, corpus):
-    """Loss, perplexity, token accuracy and BLEU of a model on the validation split of a corpus, as
-    a dict (6.2)."""
+    """Loss, perplexity, token accuracy and BLEU on the validation split, as a dict (6.2)."""
     sources, references = (list(side) for side in zip(*corpus.valid, strict=True))
     pairs = encode_pairs(corpus.valid, tokenizer, corpus.source_language, corpus.target_language)
     loss = validation_loss(model, pairs)
@@ -174,8 +170,7 @@ def measure(model, tokenizer, corpus):
 
 # %% ../notebooks/21_variations.ipynb #7097205a
 def task_facts(row, seed, corpus, tokenizer):
-    """What decides a run, as a dict that JSON can hold: row, seed, data, vocabulary,
-    configurations, decoding."""
+    """What decides a run, for JSON: row, seed, data, vocabulary, configurations, decoding."""
     return {"row": row.name, "seed": seed, "data": str(corpus),
             "vocabulary": vocabulary_digest(tokenizer),
             "model": asdict(row.config), "training": asdict(replace(row.training, seed=seed)),
@@ -183,8 +178,7 @@ def task_facts(row, seed, corpus, tokenizer):
 
 
 def finished_result(path, facts):
-    """The result at `path`, or None if there is none; ValueError if it was made with other
-    facts."""
+    """The result at `path`, or None; ValueError if it was made with other facts."""
     if not Path(path).exists():
         return None
     try:
@@ -247,14 +241,12 @@ def run_row(row, seed, corpus, tokenizer, out, work, device="cpu", command="", *
 
 # %% ../notebooks/21_variations.ipynb #7230274e
 def plan(names, seeds=3):
-    """The runs of a sweep in order, as (row name, seed): all rows with seed 0, then all with 1, 2,
-    …"""
+    """The runs of a sweep as (row name, seed): all rows with seed 0, then all with 1, …"""
     return [(name, seed) for seed in range(seeds) for name in names]
 
 
 def read_task(name, scale, steps=None, sentences=None):
-    """(corpus, tokenizer, rows by name) of a corpus at a scale; steps, sentences: in place of the
-    scale's."""
+    """(corpus, tokenizer, rows by name) of a corpus at a scale, or with other numbers."""
     size = SCALES[scale]
     size = replace(size, training=replace(size.training, steps=steps or size.training.steps),
                    sentences=sentences or size.sentences)
@@ -312,8 +304,7 @@ ALIKE = {"bleu": 0.1, "loss": 0.01}  # printed differences up to this count as n
 
 
 def pooled_deviation(groups):
-    """Standard deviation within groups of numbers, pooled over those with two or more; ValueError
-    if there are none."""
+    """Standard deviation within groups, pooled; ValueError if none has two numbers."""
     groups = [list(group) for group in groups if len(group) > 1]
     if not groups:
         raise ValueError("no row has two seeds: without repeated runs there is no noise to compare "
@@ -329,8 +320,7 @@ def noise_band(deviation, runs, base_runs):
 
 
 def verdict(measured, band, printed, alike=0.0):
-    """"holds", "does not" or "within noise": a measured difference to base against the printed one
-    (C29).
+    """"holds", "does not" or "within noise": a measured difference beside a printed one (C29).
 
     band: measured differences up to this are noise; alike: printed differences up to this count as
     none, and "alike" is the verdict where the measured one is noise.
@@ -350,8 +340,7 @@ def read_results(folder):
 
 @dataclass
 class Line:
-    """A line of our Table 3: means over the seeds of a row, and for each metric its difference to
-    base, band and verdict."""
+    """A line of our Table 3: means over seeds, differences to base, bands and verdicts."""
 
     row: Row
     runs: int
@@ -363,8 +352,7 @@ class Line:
 
 
 def compare(table_rows, results):
-    """Results of a sweep -> a list of `Line` for the rows that have any, and {metric: pooled
-    deviation} (C29).
+    """Results of a sweep -> `Line`s of the rows that have any, {metric: deviation} (C29).
 
     ValueError without results for base, or without two seeds of any row.
     """
@@ -394,8 +382,7 @@ def compare(table_rows, results):
 
 # %% ../notebooks/21_variations.ipynb #c59535fa
 def side_lengths(corpus):
-    """{pair: tokens of its longer side}, punctuation counted, over all splits of a corpus of
-    words."""
+    """{pair: tokens of its longer side}, punctuation counted, of a corpus of words."""
     tokenizer = WordTokenizer.fit(corpus.train, corpus.source_language, corpus.target_language)
     pairs = list(dict.fromkeys(pair for split in corpus.splits().values() for pair in split))
     ids = encode_pairs(pairs, tokenizer, corpus.source_language, corpus.target_language)
@@ -403,8 +390,7 @@ def side_lengths(corpus):
 
 
 def length_buckets(corpus, longest, per_bucket=200):
-    """(corpus of the short pairs only, {length: pairs held out}): the latter up to `longest` from
-    test, then from all."""
+    """(corpus of the short pairs only, {length: pairs held out})."""
     lengths, held_out = side_lengths(corpus), {}
     short = Corpus(f"{corpus.name} up to {longest} tokens", corpus.source_language,
                    corpus.target_language, *(
@@ -419,8 +405,7 @@ def length_buckets(corpus, longest, per_bucket=200):
 
 
 def measure_lengths(positions, seed, longest=9, max_length=64, steps=800, corpus=None):
-    """Train on pairs of up to `longest` tokens, and measure on longer ones: a list with a dict for
-    each length (C17).
+    """Train on pairs of up to `longest` tokens, measure longer ones: a dict a length (C17).
 
     positions: "sinusoidal" or "learned", the latter with a table of `max_length` rows. Sizes as the
     book's model.

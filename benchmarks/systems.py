@@ -106,11 +106,11 @@ class Annotated(System):
         """What `annotated.training.train` does for each batch."""
         from annotated.batches import Batch
         from annotated.fast import ChunkedLoss
-        from annotated.training import apply_gradient, backward_share
+        from annotated.training import apply_gradient, backward_shard
 
         criterion = ChunkedLoss(0.1, PAD, reduction="sum")
         self.run.optimizer.zero_grad()
-        loss = backward_share(self.model, Batch(*batch), criterion, self.configs[precision], network=self.network).item()
+        loss = backward_shard(self.model, Batch(*batch), criterion, self.configs[precision], network=self.network).item()
         self.run.progress["step"] += 1
         apply_gradient(self.run, loss, torch.empty(0))
         return loss

@@ -60,7 +60,7 @@ import copy, json, math
 from annotated import training
 from annotated.batches import Batch
 from annotated.regularization import LabelSmoothingLoss
-from annotated.training import backward_share
+from annotated.training import backward_shard
 
 class Poisoned(Transformer):
     """A model whose hidden vectors are NaN for a batch that holds the source token 9, once the rehearsal is over."""
@@ -90,7 +90,7 @@ with process_group("cpu", 60):
     for size, accumulate in ((12, 1), (12, 3), (1, 2)):  # of one sentence three of four shares are empty
         network.zero_grad()
         config = TrainingConfig(accumulate=accumulate)
-        loss = backward_share(other, Batch.collate(pairs[:size]), criterion, config, rank, world, network)
+        loss = backward_shard(other, Batch.collate(pairs[:size]), criterion, config, rank, world, network)
         gradient = torch.cat([weight.grad.flatten() for weight in other.parameters()])
         report["gradients"].append([*sum_over_ranks(loss.item()), *gradient.tolist()])
     report["reductions"] = len(synchronised)

@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import math
 import re
 import subprocess
 import sys
@@ -11,8 +12,10 @@ from dataclasses import fields
 from types import SimpleNamespace
 
 import pytest
+import sacrebleu
 import torch
-from helpers import PAIRS, ROOT, TEXTS, random_model, run_python, state
+from helpers import PAIRS, ROOT, TEXTS, one_thread, random_model, run_python, state
+from torch.nn import functional as F
 
 from annotated import batches, decoding, fast, production, terminal, training
 from annotated.batches import load_prepared, prepare_corpus
@@ -22,7 +25,7 @@ from annotated.decoding import beam_search, translate
 from annotated.fast import prepare
 from annotated.runs import run_checkpoints
 from annotated.terminal import main
-from annotated.tokens import UNKNOWN, SubwordTokenizer, WordTokenizer
+from annotated.tokens import BEGIN, END, UNKNOWN, SubwordTokenizer, WordTokenizer
 from annotated.toy_language import generate_corpus
 from annotated.training import TrainingConfig, train
 from annotated.transformer import Transformer, TransformerConfig
@@ -30,13 +33,7 @@ from annotated.transformer import Transformer, TransformerConfig
 WORDS = WordTokenizer.fit(TEXTS)
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Weights are equal bit for bit only for a fixed number of threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures(one_thread.__name__)
 
 
 def refused(command, arguments, capsys):
@@ -372,6 +369,39 @@ def test_the_command_counts_faults_in_two_files(tmp_path, capsys):
     main(["clean", str(tmp_path / "a.en.gz"), str(tmp_path / "a.de"), "--out", str(tmp_path / "r.json")])
     assert json.loads((tmp_path / "r.json").read_text())["counts"] == result["counts"]
     assert "none" in refused("clean", [tmp_path / "a.en.gz", tmp_path / "none"], capsys)
+
+
+def test_score_measures_what_translate_writes(tmp_path, capsys):
+    own, results = write_corpus(tmp_path / "own"), tmp_path / "results"
+    main(["train", str(own), "--out", str(tmp_path / "model"), *SMALL, "--steps", "150", "--warmup", "60"])
+    main(["score", str(tmp_path / "model"), str(own), "test", str(results), "--beam", "2", "--alpha", "0.5"])
+    saved, (sources, references) = load_checkpoint(tmp_path / "model"), (list(side) for side in zip(*TEXTS, strict=True))
+    outputs = translate(saved.model, saved.tokenizer, sources, "en", beam=2, alpha=0.5)
+    facts = json.loads((results / "test.json").read_text(encoding="utf-8"))
+    assert (results / "test.txt").read_text(encoding="utf-8").splitlines() == outputs
+    score = facts["entries"]["sacrebleu"]["score"]
+    assert score == pytest.approx(sacrebleu.corpus_bleu(outputs, [references]).score) and score > 10
+    losses = []
+    for source, target in training.encode_pairs(TEXTS, saved.tokenizer):
+        logits = saved.model(torch.tensor([[*source, END]]), torch.tensor([[BEGIN, *target]]))[0]
+        losses += F.cross_entropy(logits, torch.tensor([*target, END]), reduction="none").tolist()
+    assert facts["entries"]["perplexity"]["score"] == pytest.approx(math.exp(sum(losses) / len(losses)), rel=1e-5)
+    assert facts["decoding"] == "beam 2, alpha 0.5" and facts["data"].endswith(f"test, en to de, {len(TEXTS)} sentences")
+    assert facts["command"].startswith("annotated score ") and facts["log"][-1]["step"] == 150
+
+
+def test_score_joins_moses_tokens_and_compares_with_the_plain_references(tmp_path, capsys):
+    plain = write_corpus(tmp_path / "plain", [(source, target.replace(" .", ".")) for source, target in TEXTS])
+    tokens, results = write_corpus(tmp_path / "tokens"), tmp_path / "results"
+    main(["train", str(tokens), "--out", str(tmp_path / "model"), *SMALL, "--steps", "150", "--warmup", "60"])
+    main(["score", str(tmp_path / "model"), str(tokens), "test", str(results), "--moses", "--references", str(plain)])
+    saved = load_checkpoint(tmp_path / "model")
+    outputs = [line.replace(" .", ".") for line in translate(saved.model, saved.tokenizer, [text for text, _ in TEXTS], "en")]
+    written = (results / "test.txt").read_text(encoding="utf-8").splitlines()
+    assert written == outputs and any(line.endswith("Hund.") or line.endswith("schläft.") for line in written)
+    score = json.loads((results / "test.json").read_text(encoding="utf-8"))["entries"]["sacrebleu"]["score"]
+    references = [target.replace(" .", ".") for _, target in TEXTS]
+    assert score == pytest.approx(sacrebleu.corpus_bleu(outputs, [references]).score) and score > 10
 
 
 def test_the_command_prepares(tmp_path, capsys, monkeypatch):

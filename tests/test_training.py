@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from helpers import one_thread
 from torch.nn import functional as F
 
 from annotated import checkpoints, runs, training
@@ -28,7 +29,7 @@ from annotated.schedule import noam_rate
 from annotated.tokens import BEGIN, END, PAD, WordTokenizer
 from annotated.training import (
     TrainingConfig,
-    backward_share,
+    backward_shard,
     book_model,
     encode_pairs,
     evaluating,
@@ -50,13 +51,7 @@ TEXTS = [("the dog sleeps .", "der Hund schläft ."), ("a cat sleeps .", "eine K
 QUICK = TrainingConfig(steps=6, max_tokens=16, warmup=3, factor=0.3, validate_every=2)
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Weights are equal bit for bit only for a fixed number of threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures(one_thread.__name__)
 
 
 def tiny(seed=0, **changes):
@@ -317,7 +312,7 @@ def test_gradient_does_not_depend_on_ranks_and_micro_batches(world, accumulate):
     LabelSmoothingLoss(0.1)(other(batch.source, batch.target_in), batch.target_out).backward()
     for rank in range(world):
         config = replace(QUICK, accumulate=accumulate)
-        loss += backward_share(model, batch, criterion, config, rank, world).item()
+        loss += backward_shard(model, batch, criterion, config, rank, world).item()
     for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
         assert (mine.grad / world - theirs.grad).abs().max() < 1e-9
     whole = LabelSmoothingLoss(0.1)(other(batch.source, batch.target_in), batch.target_out).item()
