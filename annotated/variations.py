@@ -352,7 +352,7 @@ class Line:
 
 
 def compare(table_rows, results):
-    """Results of a sweep -> `Line`s of the rows that have any, {metric: deviation} (C29).
+    """Results of a sweep -> a `Line` for each row that has any, {metric: deviation} (C29).
 
     ValueError without results for base, or without two seeds of any row.
     """
