@@ -52,7 +52,7 @@ test-long: setup  ## the tests that take longer: planted faults, a sample of mut
 	$(PYTHON) tools/kill_loop.py --kills 20 --processes 2 | tee results/kill_loop_2.json
 	$(PYTHON) tools/memory.py --out results/memory.json
 
-results: setup  ## list the files under results/ that are older than the code that made them, and say so in the README
+results: setup  ## list the files under results/ that are older than the code that made them, and say so in results/README.md
 	$(PYTHON) tools/results.py
 
 toy: setup  ## train the book's model anew, put it into the package, score it (results/toy.json; 3 to 5 minutes, on a quiet machine)

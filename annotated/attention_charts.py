@@ -475,27 +475,27 @@ def _mask_matrix(mask, queries):
 
 # %% ../notebooks/88_attention_charts.ipynb #2bacf4ce
 def mask_chart(mask, keys=None, queries=None, title=None, ax=None, legend=True):
-    """Draw a boolean mask (section 3.2.3), True = may attend: keys along the top, queries down.
+    """Draw a boolean mask (section 3.2.3), keys along the top, queries down; dark = may attend.
 
-    mask: (queries, keys), or a padding mask (1, 1, 1, keys). Returns the axes. Raises ValueError
-    when it is not boolean or does not fit the tokens.
+    mask: True = may attend, (queries, keys), or a padding mask (1, 1, 1, keys). Returns the axes.
+    Raises ValueError when it is not boolean or does not fit the tokens.
     """
     mask = _mask_matrix(mask, queries)
     rows, columns = mask.shape
     keys = as_tokens(keys, columns, "keys", "mask has")
     queries = as_tokens(queries, rows, "queries", "mask has")
-    cell, dark, light = min(0.36, 5.0 / columns), COLOURS["mask"], "#D6E8F5"
-    hatched = {"edgecolor": "#8A90A0", "hatch": "////", "linewidth": 0}
+    cell, seen, hidden = min(0.36, 5.0 / columns), COLOURS["encoder"], "#F3F4F6"
+    hatched = {"edgecolor": "#B4BAC4", "hatch": "////", "linewidth": 0}
     ax = new_axes(ax, max(2.8, cell * columns + 1.5), max(1.9, cell * rows + 1.5))
-    two = matplotlib.colors.ListedColormap([dark, light])
+    two = matplotlib.colors.ListedColormap([hidden, seen])
     ax.imshow(mask, cmap=two, vmin=0, vmax=1, aspect="equal")
     if not mask.all() and mask.size <= 1600:
         cells = [Rectangle((j - 0.5, i - 0.5), 1, 1) for i, j in np.argwhere(~mask)]
         ax.add_collection(PatchCollection(cells, facecolor="none", zorder=0.3, **hatched))
     _label_tokens(ax, keys, queries, "key", "query", cell, _font_size(cell, 5.0, 64))
     if legend:
-        ax.legend(handles=[Patch(facecolor=light, label="may attend"),
-                           Patch(facecolor=dark, label="hidden", **hatched)],
+        ax.legend(handles=[Patch(facecolor=seen, label="may attend"),
+                           Patch(facecolor=hidden, label="hidden", **hatched)],
                   loc="upper center", bbox_to_anchor=(0.5, -0.02), ncols=2, handlelength=1.2)
     ax.set_title(title or "")
     remember(ax, ("query index", "query", "key index", "key", "may attend"),

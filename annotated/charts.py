@@ -98,6 +98,7 @@ _LINES = [
     ("transformer embeddings", [(95, 14.5), (107, 14.5), (107, 105), (95, 105)], ":"),
     ("transformer embeddings", [(44, 14.5), (63, 14.5)], ":"),
     ("transformer masking", [(50.5, 42.6), (44, 42.6)], "->"),
+    ("transformer masking", [(56.5, 42.6), (63, 42.6)], "->"),
     ("transformer masking", [(56.5, 45.5), (58.2, 45.5), (58.2, 57.6), (63, 57.6)], "->"),
     ("transformer masking", [(56.5, 35.5), (63, 35.5)], "->"),
 ]
@@ -141,12 +142,12 @@ def _draw_symbols(ax, ink):
     wave, faded = np.linspace(-2.8, 2.8, 60), colour == "#F6F7F8"
     ax.plot(53.5 + wave, 22.8 + 1.7 * np.sin(2.2 * wave), color=edge if faded else colour, zorder=5)
     colour, edge = ink("transformer masking", "mask")
-    dark = edge if colour == "#F6F7F8" else colour
-    padding = np.arange(4)[None] + np.zeros((4, 1)) > 2
-    for bottom, hidden in ((41.2, padding), (32.5, ~np.tri(4, dtype=bool))):
-        for (row, column), masked in np.ndenumerate(hidden):
+    dark = edge if colour == "#F6F7F8" else colour  # may attend, as in every picture
+    padding = np.arange(4)[None] + np.zeros((4, 1)) <= 2
+    for bottom, allowed in ((41.2, padding), (32.5, np.tri(4, dtype=bool))):
+        for (row, column), seen in np.ndenumerate(allowed):
             ax.add_patch(Rectangle((50.5 + 1.5 * column, bottom + 1.5 * (3 - row)), 1.5, 1.5,
-                                   facecolor=dark if masked else "white", edgecolor=edge,
+                                   facecolor=dark if seen else "white", edgecolor=edge,
                                    linewidth=0.6, zorder=4, gid="transformer masking"))
 
 # %% ../notebooks/90_charts.ipynb #3f723096

@@ -203,8 +203,8 @@ def layer_operations(kind, n, d, k=None, r=None):
     """Multiplications of a layer over n positions of width d, as Table 1 counts them (section 4).
 
     kind: one of LAYERS; k: width of a convolution's window; r: positions that restricted attention
-    sees. Attention is counted without its projections. ValueError for an unknown kind or a size
-    that is missing or below 1.
+    sees. Attention is counted without its projections, the recurrent layer with its input matrix.
+    ValueError for an unknown kind or a size that is missing or below 1.
     """
     _check_layer(kind, n, d, k, r)
     if kind == "self-attention":

@@ -29,7 +29,7 @@ html_theme_options = {
     "navbar_persistent": [],
     "primary_sidebar_end": [],
 }
-exclude_patterns = ["_build", "notebooks"]
+exclude_patterns = ["_build", "notebooks", "live"]
 autodoc_typehints = "none"
 autodoc_preserve_defaults = True
 

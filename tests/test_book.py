@@ -1,5 +1,6 @@
 """The stored notebooks are whole, tidy and in the form that CONTRIBUTING.md describes; the environment files agree."""
 
+import ast
 import base64
 import re
 import sys
@@ -13,7 +14,7 @@ from packaging.version import Version
 sys.path.insert(0, "tools")
 from mutate import MUTATIONS, PACKAGE  # noqa: E402
 
-from notebooks import EXPORTED, KEPT_METADATA, ROOT, TRAINS, complaints, pages  # noqa: E402
+from notebooks import EXPORTED, KEPT_METADATA, ROOT, TRAINS, complaints, folded, pages  # noqa: E402
 
 PAGES = pages()
 HEADINGS = {  # in this order; a page that has one must not have it twice
@@ -42,7 +43,8 @@ def test_stored_notebook_is_executed_and_normalised(path):
     counts = [cell.execution_count for cell in notebook.cells if cell.cell_type == "code" and cell.source.strip()]
     assert counts == list(range(1, len(counts) + 1)), "not executed top to bottom: run `make sync`"
     for cell in notebook.cells:
-        assert set(cell.metadata) <= {"tags"}
+        hidden = {"jupyter": {"source_hidden": True}} if cell.cell_type == "code" and folded(cell, path.name[:2]) else {}
+        assert {name: value for name, value in cell.metadata.items() if name != "tags"} == hidden
         for output in cell.get("outputs", []):
             assert output.output_type != "error"
             assert "text/html" not in output.get("data", {}) or "application/vnd.vegalite.v5+json" not in output["data"]
@@ -70,6 +72,20 @@ def test_exported_cells_have_prose_before_them(path):
         introduced = cell.cell_type == "markdown" or (introduced and exported)
         if exported and re.search(r"^(def|class) ", cell.source, re.M):
             assert introduced, f"no prose before: {cell.source.splitlines()[1]!r}"
+
+
+MODULES = {path.stem[3:]: path.name[:2] for path in PAGES}
+
+
+@pytest.mark.parametrize("path", [path for path in PAGES if "01" <= path.name[:2] < "80"], ids=lambda path: path.stem)
+def test_what_a_page_shows_comes_from_earlier_pages_and_the_appendix(path):
+    code = "\n".join(re.sub(r"^[%!].*", "", cell.source, flags=re.M) for cell in read(path).cells if cell.cell_type == "code")
+    imported = set()
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "annotated":
+            imported |= {node.module.split(".")[1]} if "." in node.module else {alias.name for alias in node.names}
+    later = {name for name in imported if path.name[:2] < MODULES.get(name, "00") < "80"}
+    assert not later, f"page {path.name[:2]} needs what comes later: {later}"
 
 
 @parametrize

@@ -64,17 +64,17 @@ def test_a_planted_change_is_listed_and_a_comment_is_not(copy):
     assert changed_modules(facts) == ["annotated/attention.py", "annotated/masking.py"]
 
 
-def test_the_planted_change_reaches_the_rows_and_the_readme(copy, monkeypatch, tmp_path):
+def test_the_planted_change_reaches_the_rows_and_the_table(copy, monkeypatch, tmp_path):
     path = ROOT / "results" / "kept.json"
     facts = provenance("annotated/feed_forward.py")
     monkeypatch.setattr(results, "facts_of", lambda path: {**facts, "revision": "1234567" + 33 * "0"})
-    assert results.row(path).endswith("1234567  by the present code") and results.made("[figures](results/toy.json)") == "`1234567`"
+    assert results.row(path).endswith("1234567  by the present code") and results.made("[figures](./toy.json)") == "`1234567`"
     module = copy / "annotated" / "feed_forward.py"
     module.write_text(module.read_text(encoding="utf-8") + "\nEXTRA = 1\n", encoding="utf-8")
     assert results.row(path).endswith("1234567  ? commits since, changed: annotated/feed_forward.py")
-    assert results.made("[figures](results/toy.json)") == "`1234567`, older than the code"
-    assert results.marked("| a | [f](results/toy.json) | |\n| b | c | |\n") == \
-        "| a | [f](results/toy.json) | `1234567`, older than the code |\n| b | c | |\n"
+    assert results.made("[figures](./toy.json)") == "`1234567`, older than the code"
+    assert results.marked("| a | [f](./toy.json) | |\n| b | c | |\n") == \
+        "| a | [f](./toy.json) | `1234567`, older than the code |\n| b | c | |\n"
 
 
 def test_digests_follow_imports_and_nothing_else():
@@ -102,16 +102,16 @@ def test_stamp_names_the_present_code(tmp_path):
     assert "recorded_afterwards" not in facts
 
 
-def test_the_readme_says_at_which_revision_its_figures_were_made():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert results.marked(text) == text, "run `make results`: it brings the column `made at` of the README's table up to date"
+def test_the_table_says_at_which_revision_its_figures_were_made():
+    text = (ROOT / "results" / "README.md").read_text(encoding="utf-8")
+    assert results.marked(text) == text, "run `make results`: it brings the column `made at` of results/README.md up to date"
     linked = {name for row in text.splitlines() for name in results.LINK.findall(row)}
-    assert linked >= {"results/toy.json", "results/variations", "results/parsing_gum.json", "results/multi30k_record", "results/bench.json"}
+    assert linked >= {"toy.json", "variations", "parsing_gum.json", "multi30k_record", "bench.json"}
 
 
-def test_the_readme_has_the_toy_scores_of_the_file():
+def test_the_table_has_the_toy_scores_of_the_file():
     facts = json.loads((ROOT / "results" / "toy.json").read_text(encoding="utf-8"))
-    row = next(line for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines() if "results/toy.json" in line)
+    row = next(line for line in (ROOT / "results" / "README.md").read_text(encoding="utf-8").splitlines() if "./toy.json" in line)
     assert f"BLEU {facts['scores']['test']['bleu']:.1f} on `test`, {facts['scores']['novel']['bleu']:.1f} on `novel`" in row
     assert f"{facts['parameters']:,} parameters" in row and f"{facts['training']['steps']:,} updates" in row
     assert facts["training_seconds"] is None or f"{facts['training_seconds']:.0f} s of training" in row

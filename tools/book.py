@@ -40,7 +40,7 @@ def run(path, rendered):
         rendered.result()
     notebook, start, digest = nbformat.read(path, as_version=4), time.time(), sources(path)
     try:
-        notebook = normalise(execute(notebook))
+        notebook = normalise(execute(notebook), path.name[:2])
     except (CellExecutionError, Stopped) as error:
         return time.time() - start, last_words(error)
     notebook.metadata["sources"] = digest

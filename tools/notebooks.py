@@ -1,5 +1,6 @@
 """Execute, normalise and export notebooks: what `sync.py`, `book.py` and the tests share."""
 
+import ast
 import hashlib
 import os
 import re
@@ -26,6 +27,7 @@ KEPT_METADATA = {
 TRAINS = ("17", "21", "22", "23")  # pages that train a model for minutes
 NAMES = re.compile(r"^__all__ = \[[^\]]*\]", re.MULTILINE)
 EXPORTED = re.compile(r"^#\|\s*exporti?\b", re.MULTILINE)
+LIBRARY_FOLDS = "10"  # from this page on library code is folded away; before it the code is what the page is about
 # One thread a page, so that the digits do not depend on the machine's number of cores. Where there are two, one that waits for the other
 # must sleep: beside other work a waiting thread that spins keeps the one it waits for off the processor, and a minute becomes twenty.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GOMP_SPINCOUNT": "1000", "TOKENIZERS_PARALLELISM": "false"}
@@ -152,12 +154,39 @@ def executed(path):
     return notebook if notebook.metadata.get("sources") == sources(path) else None
 
 
-def normalise(notebook):
-    """Keep only what a run produces on every machine: counts from 1, tags, and no name, time or version."""
+def role(cell):
+    """What a code cell is to a reader: "imports", "library", "drawing", "check", or "" for one that is simply to be read."""
+    code = "\n".join("" if line.startswith("%") else line for line in cell.source.split("\n"))
+    tree = ast.parse(code).body
+    imports, said = (ast.Import, ast.ImportFrom), [ast.unparse(node) for node in tree if isinstance(node, ast.Expr)]
+    plain = all(isinstance(node, (*imports, ast.Assign, ast.Expr)) for node in tree) and not any("print" in line for line in said)
+    if plain and (code != cell.source or any(isinstance(node, imports) for node in tree)):
+        return "imports"
+    if EXPORTED.search(code):
+        return "library"
+    if re.search(r"^# alt: ", code, re.MULTILINE):
+        return "drawing"
+    return "check" if re.match(r"# C\d+", code) else ""
+
+
+def folded(cell, page):
+    """Whether the source of a code cell is folded away, on the site and in JupyterLab; page: its number, such as "05"."""
+    kind = role(cell)
+    return kind in ("imports", "drawing") or kind == "library" and page >= LIBRARY_FOLDS
+
+
+def normalise(notebook, page):
+    """Keep only what a run produces on every machine, and what its place in the book decides.
+
+    Counts from 1, tags, and no name, time or version; JupyterLab shows what is `folded` on this page by its outputs alone.
+    """
     notebook.metadata = nbformat.from_dict(KEPT_METADATA)
     count = 0
     for cell in notebook.cells:
-        cell.metadata = nbformat.from_dict({"tags": cell.metadata["tags"]} if cell.metadata.get("tags") else {})
+        kept = {"tags": cell.metadata["tags"]} if cell.metadata.get("tags") else {}
+        if cell.cell_type == "code" and folded(cell, page):
+            kept["jupyter"] = {"source_hidden": True}
+        cell.metadata = nbformat.from_dict(kept)
         if cell.cell_type != "code":
             continue
         if cell.source.strip():

@@ -1,6 +1,6 @@
 """Which files under results/ are older than the code that made them, and what has changed since.
 
-    python tools/results.py                      a row for each file; and the column "made at" of the README's table is brought up to date
+    python tools/results.py                      a row for each file; and the column "made at" of results/README.md is brought up to date
     python tools/results.py stamp FILE MODULE …  names the present code in a file that a command of the package has just written
 
 Every file of results names the revision it was made at and a digest of each module that had a part in it (`provenance` in
@@ -15,8 +15,9 @@ import sys
 from annotated.files import changed_modules, provenance
 from notebooks import ROOT
 
-RESULTS, README = ROOT / "results", ROOT / "README.md"
-LINK = re.compile(r"\]\((results/[^)]+)\)")
+RESULTS = ROOT / "results"
+TABLE = RESULTS / "README.md"
+LINK = re.compile(r"\]\(\./([^)]+)\)")
 
 
 def facts_of(path):
@@ -47,16 +48,16 @@ def row(path):
 
 
 def made(cells):
-    """The README's words on the files that a row of its table links to: short revisions, and whether the code has changed since."""
-    found = [facts_of(file) for place in dict.fromkeys(LINK.findall(cells)) for file in files(ROOT / place)]
+    """The table's words on the files that a row links to: short revisions, and whether the code has changed since."""
+    found = [facts_of(file) for place in dict.fromkeys(LINK.findall(cells)) for file in files(RESULTS / place)]
     revisions = ", ".join(dict.fromkeys(f"`{facts['revision'][:7]}`" for facts in found))
     older = sum(bool(changed_modules(facts)) for facts in found)
     return revisions + ("" if not older else ", older than the code" if older == len(found) else ", some older than the code")
 
 
 def marked(text):
-    """The README's text with the last column of its table of results as it should be."""
-    return re.sub(r"^(\|.*\]\(results/.*\|)[^|\n]*\|$", lambda line: f"{line[1]} {made(line[1])} |", text, flags=re.MULTILINE)
+    """The text of results/README.md with the last column of its table as it should be."""
+    return re.sub(r"^(\|.*\]\(\./.*\|)[^|\n]*\|$", lambda line: f"{line[1]} {made(line[1])} |", text, flags=re.MULTILINE)
 
 
 def stamp(path, *modules):
@@ -72,7 +73,7 @@ def main(arguments):
     if arguments:
         raise SystemExit(__doc__)
     print(*map(row, files()), sep="\n")
-    README.write_text(marked(README.read_text(encoding="utf-8")), encoding="utf-8")
+    TABLE.write_text(marked(TABLE.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import vl_convert
 from ledger import claim_of
 
 from annotated import charts
-from notebooks import PACKAGE, ROOT
+from notebooks import PACKAGE, ROOT, folded, role
 
 VEGA_LITE = "application/vnd.vegalite.v5+json"
 DIRECTIVES = re.compile(r"^#\|.*\n?", re.MULTILINE)
@@ -84,21 +84,48 @@ def relink(text):
         known = (PACKAGE / f"{match[2]}.py").exists()
         return f"[{match[1]}](api/{match[2]}.md#tests)" if known else f"{{download}}`{match[1]} <tests/test_{match[2]}.py>`"
 
-    return TO_TEST.sub(test, TO_CELL.sub(r"](#cell-\1)", text))
+    return TO_TEST.sub(test, TO_CELL.sub(r"](#cell-\1)", text)).replace("](../docs/", "](")
+
+
+def label(cell, page, section):
+    """What a reader may know of a code cell before reading it: (tags, which give it its look, and the words on what is folded)."""
+    what, tags = role(cell), cell.metadata.get("tags", [])
+    names = ", ".join(re.findall(r"^(?:class|def) (\w+)", cell.source, re.MULTILINE))
+    words = {"imports": "Imports and settings", "drawing": "Code of this picture",
+             "library": f"Library code: {names}" if names else "Library code: constants"}.get(what)
+    if "hide-cell" in tags:
+        return tags, "Solution" if section == "Exercises" else "Code and output"
+    return [*tags, *([what] if what else []), *(["hide-input"] if folded(cell, page) else [])], words
+
+
+def join_imports(cells):
+    """Cells that only import, and stand one after the other, as one."""
+    joined = []
+    for cell in cells:
+        before = joined[-1] if joined else None
+        if before and all(c.cell_type == "code" and not c.outputs and role(c) == "imports" for c in (before, cell)):
+            before.source += f"\n\n{cell.source}"
+        else:
+            joined.append(cell)
+    return joined
 
 
 def stage(path, folder, below_title=""):
     """Write the notebook `path` into `folder` as Sphinx is to read it; `below_title` is Markdown that goes below its title."""
-    notebook, cells = nbformat.read(path, as_version=4), []
-    for cell in notebook.cells:
+    notebook, cells, section = nbformat.read(path, as_version=4), [], ""
+    notebook.cells = [cell for cell in notebook.cells if DIRECTIVES.sub("", cell.source).strip()]
+    for cell in join_imports(notebook.cells):
         if claim_of(cell):  # something to link to
             cells.append(nbformat.v4.new_markdown_cell(f"(cell-{cell.id})="))
         cells.append(cell)
         if cell.cell_type != "code":
+            cell.source = relink(cell.source)
+            section = (re.findall(r"^## (.*)", cell.source, re.MULTILINE) or [section])[-1]
             continue
+        cell.metadata["tags"], words = label(cell, path.name[:2], section)
+        prompts = {"code_prompt_show": words, "code_prompt_hide": words} if words else {}
         alt, outputs = ALT.search(cell.source), []
-        if alt:
-            cell.metadata["mystnb"] = {"image": {"alt": alt[1]}}
+        cell.metadata["mystnb"] = {**prompts, **({"image": {"alt": alt[1]}} if alt else {})}
         for k, output in enumerate(cell.outputs):
             name, data = f"{path.stem}-{cell.execution_count}-{k}", output.get("data", {})
             if VEGA_LITE in data:
@@ -113,7 +140,7 @@ def stage(path, folder, below_title=""):
         cell.source = ALT.sub("", DIRECTIVES.sub("", cell.source))
     if below_title:
         notebook.cells[0].source += f"\n\n{below_title}\n"
-    notebook.cells = [cell for cell in cells if cell.source.strip()]
+    notebook.cells = cells
     nbformat.write(notebook, folder / path.name)
 
 

@@ -5,6 +5,7 @@ import re
 
 import ledger
 import nbformat
+import reading
 from site_pages import relink
 
 from notebooks import PACKAGE, ROOT
@@ -43,15 +44,16 @@ class Page:
         test = TESTS / f"test_{self.module}.py"
         self.tests = test if self.module and test.exists() else None
 
-    def below_title(self):
+    def links(self):
         """The line of links below the title of the page, as Markdown."""
-        parts = [f"Paper: {numbered(self.sections)}"] if self.sections else []
+        parts = [f"{reading.whole(self.path).minutes:.0f} minutes"]
+        parts += [f"Paper: {numbered(self.sections)}"] if self.sections else []
         if self.module:
             parts.append(f"Code: [annotated.{self.module}](api/{self.module}.md)")
         if self.tests:
             parts.append(f"[Its tests](api/{self.module}.md#tests)")
         parts.append(f"{{download}}`This notebook <notebooks/{self.path.name}>`")
-        return "{.links}\n" + " · ".join(parts)
+        return " · ".join(parts)
 
 
 def numbered(numbers):

@@ -236,6 +236,7 @@
   // ---- The beam -----------------------------------------------------------------------------------------------------
 
   function drawBeam() {
+    if (!find("beam")) return; // the front page shows less
     const { steps, output } = shown.search;
     const last = position === shown.output.length || position > steps.length;
     const step = last ? steps.length : position; // a search may go on after its best has ended, until nothing can overtake it
@@ -334,7 +335,7 @@
     }
     const known = [...words.ids.keys()].filter((word) => /\p{L}/u.test(word)).sort((a, b) => a.localeCompare(b, "en"));
     find("words").querySelector("p").textContent = known.join(" ");
-    find("facts").textContent = `The model has ${MODEL.parameters.toLocaleString("en")} parameters: N = ${N}, d_model = ${MODEL.config.d_model}, `
+    if (find("facts")) find("facts").textContent = `The model has ${MODEL.parameters.toLocaleString("en")} parameters: N = ${N}, d_model = ${MODEL.config.d_model}, `
       + `d_ff = ${MODEL.config.d_ff}, h = ${h}, ${MODEL.config.vocab_size} words for both languages. Its weights are kept in half precision.`;
   }
 

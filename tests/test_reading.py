@@ -1,0 +1,76 @@
+"""How long the pages are, what is folded away, and the two-hour path."""
+
+import re
+import sys
+
+import nbformat
+import pytest
+
+sys.path.insert(0, "tools")
+import reading  # noqa: E402
+
+from notebooks import folded, pages, role  # noqa: E402
+
+PAGES = pages()
+
+
+def code(source, *outputs):
+    return nbformat.v4.new_code_cell(source, outputs=list(outputs))
+
+
+@pytest.mark.parametrize("source, what", [
+    ("import torch\n\ncharts.use_style()", "imports"), ("%load_ext jaxtyping", "imports"), ("#| export\nfrom torch import nn", "imports"),
+    ("import torch\nprint(torch.ones(2))", ""), ("import torch\nassert torch.ones(1)", ""), ("x = 3", ""),
+    ("#| export\ndef f():\n    import torch", "library"), ("#| exporti\nN = 3", "library"),
+    ("# alt: A line.\nplt.plot([1])", "drawing"), ("# C4: the variance\nassert True", "check"),
+])
+def test_a_cell_says_what_it_is(source, what):
+    assert role(code(source)) == what
+
+
+def test_imports_and_drawing_fold_everywhere_library_code_from_page_10_on():
+    library, drawing = code("#| export\ndef f():\n    return 1"), code("# alt: A line.\nplt.plot([1])")
+    assert not folded(library, "09") and folded(library, "10") and folded(drawing, "01") and not folded(code("x = 3"), "20")
+
+
+def test_lengths_are_counted_by_section(tmp_path):
+    picture = nbformat.v4.new_output("display_data", {"image/png": "x"})
+    cells = [nbformat.v4.new_markdown_cell("# One two\n\n> three"), code("import torch"),
+             nbformat.v4.new_markdown_cell("## Why\n\nfour five"), code("x = 1\n\ny = 2"), code("# alt: A line.\nplt.plot([1])", picture),
+             code("#| export\ndef f():\n    return 1")]
+    hidden = code("z = 3")
+    hidden.metadata["tags"] = ["hide-cell"]
+    path = tmp_path / "12_x.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(cells=[*cells, hidden]), path)
+    found = reading.lengths(path)
+    assert found == {"": reading.Length(5, 0, 0), "Why": reading.Length(4, 2, 1)}
+    assert found["Why"].minutes == pytest.approx(4 / reading.WORDS + 2 / reading.LINES + 1 / reading.PICTURES)
+    assert reading.whole(path) == reading.Length(9, 2, 1) and reading.whole(path, ["Why"]) == reading.Length(9, 2, 1)
+
+
+def test_the_book_is_short_enough_to_be_read():
+    words = {path.name[:2]: reading.whole(path).words for path in PAGES}
+    assert sum(words.values()) <= 55_000 and max(words.values()) <= 3_500
+    assert sum(count for page, count in words.items() if "01" <= page <= "08") <= 12_000
+
+
+def test_the_two_hour_path_takes_two_hours_and_every_stop_names_the_next():
+    stops, by_number = reading.two_hours(), {path.name[:2]: path for path in PAGES}
+    assert 95 <= sum(stop.minutes for stop in stops) <= 125
+    for stop, following in zip(stops, [*stops[1:], None], strict=True):
+        text = "\n".join(cell.source for cell in nbformat.read(by_number[stop.page], as_version=4).cells if cell.cell_type == "markdown")
+        target = by_number[following.page].name if following else "../docs/live.md"
+        assert re.search(rf"^\*Two-hour path:\* .*\]\({re.escape(target)}", text, re.M), f"{stop.page} does not lead on to {target}"
+
+
+def test_the_introduction_lists_the_path():
+    listed = "\n".join(cell.source for cell in nbformat.read(PAGES[0], as_version=4).cells if cell.cell_type == "markdown")
+    listed = listed.partition("## The two-hour path")[2].partition("\n## ")[0]
+    found = re.findall(r"^\| \[.*?\]\((\d\d)_\w+\.ipynb\) \| (.*?) \| (.*?) \|$", listed, re.M)
+    assert found == [(stop.page, ", ".join(stop.sections or ["all of it"]), stop.why) for stop in reading.two_hours()]
+
+
+def test_every_page_but_the_last_leads_on():
+    for path, following in zip(PAGES, PAGES[1:], strict=False):
+        last = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "markdown"][-1]
+        assert f"]({following.name})" in last, f"{path.name} does not lead to {following.name}"

@@ -1,0 +1,95 @@
+"""The front page of the site: the live translator, the picture of the model as a map of the book, the two-hour path."""
+
+import reading
+from matplotlib import pyplot as plt
+from matplotlib.patches import Circle, FancyBboxPatch
+
+from annotated import charts
+from notebooks import ROOT
+
+PARTS = [  # of the book: name, first and last page
+    ("The model", "00", "09"), ("The data", "10", "13"), ("Learning", "14", "17"), ("Translating", "18", "20"),
+    ("The paper's experiments", "21", "23"), ("Engineering", "24", "25"), ("Since the paper", "26", "26"), ("Appendix", "80", "99"),
+]
+MAP = {  # part of the picture, by its name there: the page that explains it; the first that fits counts
+    "attention": "attention", "masking": "masking", "multi_head": "multi_head", "residual": "stacks", "feed_forward": "feed_forward",
+    "embeddings": "embeddings", "softmax": "embeddings", "positional": "positional", "data": "tokens", "decoding": "decoding",
+    "training": "training",
+}
+ALT = ("Plan of the Transformer: the encoder stack on the left, the decoder stack on the right, embeddings and positions below, "
+       "output projection and softmax on top. Each box links to the page that explains it.")
+LIVE = 10  # minutes at the live page, with which the path ends
+
+
+def rows_of_path(pages):
+    """[(title, address, sections, why, minutes)] of the two-hour path, the live page at its end; pages: those of `site_reference`."""
+    known = {page.path.name[:2]: page for page in pages}
+    rows = []
+    for stop in reading.two_hours():
+        page = known[stop.page]
+        rows.append((page.title, page.path.name, stop.sections, stop.why, stop.minutes))
+    return [*rows, ("Translate in your browser", "live.md", None, "watch every head while it translates your own sentence", LIVE)]
+
+
+def path_table(pages):
+    """Markdown of the two-hour path."""
+    lines = ["| | stop | why | minutes |", "|---|---|---|---|"]
+    lines += [f"| {n} | [{title}]({address}) | {why} | {minutes:.0f} |"
+              for n, (title, address, _, why, minutes) in enumerate(rows_of_path(pages), 1)]
+    return "\n".join(lines)
+
+
+def on_path(page, pages):
+    """The line that leads along the two-hour path from a page, as Markdown; "" for a page that is not on it."""
+    rows = rows_of_path(pages)
+    for n, (_, address, sections, _, minutes) in enumerate(rows[:-1]):
+        if address == page.path.name:
+            title, following = rows[n + 1][:2]
+            what = f"read {', '.join(f'*{section}*' for section in sections)}" if sections else "read all of it"
+            return f"Two-hour path, stop {n + 1} of {len(rows)}, {minutes:.0f} minutes: {what}. Next stop: [{title}]({following})."
+    return ""
+
+
+def below_title(page, pages):
+    """What stands below the title of a page, as Markdown: its links, and where the two-hour path goes on."""
+    along = on_path(page, pages)
+    return f"{{.links}}\n{page.links()}" + (f"\n\n{{.path}}\n{along}" if along else "")
+
+
+def model_map(pages, folder):
+    """HTML of the picture of the model, drawn into `folder`, whose boxes are links to the pages that explain them."""
+    explaining = {page.path.stem.partition("_")[2]: page for page in pages}
+    figure = plt.figure(figsize=(5, 5 * 129 / 111))
+    ax = charts.model_diagram(ax=figure.add_axes((0, 0, 1, 1)))
+    links = []
+    for patch in (patch for patch in ax.patches if isinstance(patch, FancyBboxPatch | Circle)):
+        name = next((MAP[part] for part in MAP if part in (patch.get_gid() or "").split()), None)
+        if name:
+            box = patch.get_window_extent().transformed(ax.transAxes.inverted())
+            place = {"left": box.x0, "top": 1 - box.y1, "width": box.width, "height": box.height}
+            style = "; ".join(f"{side}: {100 * share:.2f}%" for side, share in place.items())
+            page = explaining[name]
+            links.append(f'<a href="{page.path.stem}.html" aria-label="{page.title}" title="{page.title}" style="{style}"></a>')
+    (folder / "_static" / "charts").mkdir(parents=True, exist_ok=True)
+    figure.savefig(folder / "_static" / "charts" / "map.png", dpi=200, metadata={"Software": None})
+    plt.close(figure)
+    picture = f'<img src="_static/charts/map.png" alt="{ALT}">'
+    return "\n".join(["```{raw} html", f'<div class="model-map">{picture}', *links, "</div>", "```"])
+
+
+def contents():
+    """The parts of the book as tables of contents, in Markdown."""
+    found = []
+    for name, first, last in PARTS:
+        stems = [path.stem for path in reading.pages() if first <= path.name[:2] <= last]
+        if stems:
+            found.append("\n".join(["```{toctree}", ":maxdepth: 1", f":caption: {name}", "", *stems, "```"]))
+    return "\n\n".join(found)
+
+
+def front_page(pages, folder):
+    """Markdown of the front page: `docs/index.md` with its places filled; `folder`: the sources of the site."""
+    text = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    for place, content in (("MAP", model_map(pages, folder)), ("PATH", path_table(pages)), ("CONTENTS", contents())):
+        text = text.replace(f"<!-- {place} -->", content)
+    return text
