@@ -93,6 +93,9 @@ variations: setup  ## train every row of Table 3 on Multi30k for page 21, a proc
 lengths: setup  ## translate toy sentences longer than those of training, for page 05 (about 10 minutes on 1 core)
 	$(PYTHON) experiments/lengths.py
 
+since: setup  ## train each change since 2017 on toy, three seeds, for page 26 (about 15 minutes on 1 core)
+	$(PYTHON) experiments/since_the_paper.py
+
 padding: setup  ## shares of padding in Multi30k, for page 13 (a minute)
 	$(PYTHON) experiments/padding.py multi30k results/padding.json
 
@@ -105,4 +108,4 @@ parse-craft: setup  ## the same on the treebank CRAFT (about 50 minutes on 1 cor
 wmt: setup  ## the full WMT14 run of page 23 on this machine's GPUs (WMT_SIZE=base|big WMT_PAIR=en-de|en-fr); days
 	WMT_RUN=full $(PYTHON) tools/book.py 23
 
-.PHONY: help setup book site test test-site axe test-long results toy lint lab sync export bench multi30k multi30k-record newstest variations lengths padding parse-gum parse-craft wmt
+.PHONY: help setup book site test test-site axe test-long results toy lint lab sync export bench multi30k multi30k-record newstest variations lengths since padding parse-gum parse-craft wmt

@@ -248,7 +248,7 @@ def attention_overview(weights, keys=None, queries=None, title=None):
 _DARK_SHADES = ["#1B222C", "#1D3A58", "#22578A", "#3379B8", "#5FA3DB", "#9CCBF0", "#EAF6FF"]
 
 
-def _theme(name):
+def theme(name):
     """Return a named colour for Altair: an expression that follows the chart's signal `dark`."""
     return {"expr": f"dark ? '{DARK[name]}' : '{COLOURS[name]}'"}
 
@@ -276,7 +276,7 @@ def _token_axis(tokens, label, colour, orient):
     import altair as alt
 
     turned = {"labelAngle": -45, "labelAlign": "left"} if orient == "top" else {}
-    return alt.Axis(title=label, titleColor=_theme(colour), orient=orient, labelLimit=160,
+    return alt.Axis(title=label, titleColor=theme(colour), orient=orient, labelLimit=160,
                     ticks=False, domain=False, labelExpr=f"{tokens}[toNumber(datum.value)]",
                     labelPadding=4, **turned)
 
@@ -299,22 +299,23 @@ def _layer_menu(weights, keys, queries):
                    "queries": list(queries.values())}
 
 
-def _dressed(chart, title, params):
+def dressed(chart, title, params=None):
     """Give an Altair chart title, parameters and colours, which follow the signal `dark`."""
     import altair as alt
 
     if alt.renderers.active == "default":
         enable_altair()
-    lists = [alt.param(name=name, value=value) for name, value in {**params, "dark": False}.items()]
-    ink = {"labelColor": _theme("text"), "titleColor": _theme("text"), "titleFontWeight": "normal"}
-    grid = {"gridColor": _theme("grid"), "domainColor": _theme("grid")}
+    given = {**(params or {}), "dark": False}
+    lists = [alt.param(name=name, value=value) for name, value in given.items()]
+    ink = {"labelColor": theme("text"), "titleColor": theme("text"), "titleFontWeight": "normal"}
+    grid = {"gridColor": theme("grid"), "domainColor": theme("grid")}
     told = as_text(title or "Attention weights")
     return chart.add_params(*lists).properties(
-        title=as_text(title or ""), description=told, background=_theme("background"), padding=8,
+        title=as_text(title or ""), description=told, background=theme("background"), padding=8,
     ).configure(font="DejaVu Sans, Arial, sans-serif").configure_axis(
         labelFontSize=12, titleFontSize=12, **grid, **ink,
     ).configure_title(
-        anchor="start", fontWeight="normal", fontSize=13, color=_theme("text"),
+        anchor="start", fontWeight="normal", fontSize=13, color=theme("text"),
     ).configure_legend(**ink).configure_view(stroke=None)
 
 # %% ../notebooks/88_attention_charts.ipynb #4cc3ebdd
@@ -338,7 +339,7 @@ def _heat_chart(weights, rows, head, query, row_axis, key_axis, most=34):
     ).transform_filter(there).transform_calculate(
         weight=f"weights[at][{head}][{query}][datum.key]", query_token=f"queries[at][{query}]",
         key_token="keys[at][datum.key]", head=f"{head} + 1",
-    ).transform_calculate(spoken=spoken).mark_rect(stroke=_theme("background")).encode(
+    ).transform_calculate(spoken=spoken).mark_rect(stroke=theme("background")).encode(
         x=alt.X("key:O", axis=key_axis), y=alt.Y("row:O", axis=row_axis),
         color=alt.Color("weight:Q", title="weight", scale=scale),
         tooltip=[alt.Tooltip("query_token:N", title="query"),
@@ -362,7 +363,7 @@ def attention_explorer(weights, keys, queries, title=None, key_label="key", quer
                         _token_axis("keys[at]", key_label, "key_text", "top"))
     menus, lists = _layer_menu(weights, keys, queries)
     menus.append(_menu("head", [str(head + 1) for head in range(heads)]))
-    return _dressed(chart.add_params(*menus), title, lists)
+    return dressed(chart.add_params(*menus), title, lists)
 
 # %% ../notebooks/88_attention_charts.ipynb #2c89c358
 def _candidates(output, likeliest, beams):
@@ -399,13 +400,13 @@ def _replay_panels(likeliest, beams):
     """Return the panels of a replay that are lists: candidates as bars, and the beam if any."""
     import altair as alt
 
-    letters = {"baseline": "middle", "fontSize": 12, "fill": _theme("text"), "tooltip": None}
+    letters = {"baseline": "middle", "fontSize": 12, "fill": theme("text"), "tooltip": None}
     listed = _ranked_chart("likeliest", likeliest)
     number = alt.Text("number:Q", format=".3f")
     length = alt.X("number:Q", title="probability", scale=alt.Scale(domain=[0, 1]),
                    axis=alt.Axis(values=[0, 0.5, 1]))
-    colour = alt.condition("datum.text == queries[at][step - 1]", alt.value(_theme("decoder")),
-                           alt.value(_theme("data")))
+    colour = alt.condition("datum.text == queries[at][step - 1]", alt.value(theme("decoder")),
+                           alt.value(theme("data")))
     bars = alt.layer(
         listed.mark_bar().encode(x=length, color=colour),
         listed.mark_text(align="left", dx=4, **letters).encode(x="number:Q", text=number),
@@ -440,7 +441,7 @@ def decode_stepper(output, likeliest, source, cross, beams=None, title=None, sta
     keys = _per_layer(source, weights, 2, "source tokens")
     queries = _per_layer(output, weights, 1, "output tokens")
     bars, held = _replay_panels(likeliest, beams)
-    heads, ink = max(map(len, weights.values())), _theme("decoder")
+    heads, ink = max(map(len, weights.values())), theme("decoder")
     attention = _heat_chart(weights, heads, "datum.row", "(step - 1)",
                             _token_axis("heads", "head", "text", "left"),
                             _token_axis("keys[at]", "source (key)", "key_text", "top"), most=26)
@@ -454,7 +455,7 @@ def decode_stepper(output, likeliest, source, cross, beams=None, title=None, sta
     chart = alt.vconcat(line, panels, *held).resolve_scale(color="independent").add_params(
         alt.param(name="step", value=start, bind=slider), *menus)
     written = [" ".join([*output[:i], "▸", token]) for i, token in enumerate(output)]
-    return _dressed(chart, title, {**lists, "heads": [str(head + 1) for head in range(heads)],
+    return dressed(chart, title, {**lists, "heads": [str(head + 1) for head in range(heads)],
                                    "written": written, "likeliest": likeliest, "beams": beams})
 
 # %% ../notebooks/88_attention_charts.ipynb #ff08960e

@@ -465,9 +465,10 @@ def tree_chart(tree, title=None, ax=None):
     box = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none"}
     for i, (label, x, _, parent) in enumerate(nodes):
         inner = i in parents
-        if parent is not None:
-            ax.plot([nodes[parent][1], x], [height[parent], height[i]], color=COLOURS["muted"],
-                    linewidth=1.1, linestyle="-" if inner else ":", zorder=1)
+        if parent is not None:  # one step down to the child's column, then straight down to a word
+            ax.plot([nodes[parent][1], x, x], [height[parent], height[parent] - 1, height[i]],
+                    color=COLOURS["muted"], linewidth=1.1, zorder=1,
+                    linestyle="-" if inner else ":")
         ax.text(x, height[i], label, ha="center", va="center", fontsize=9.5, parse_math=False,
                 zorder=2, color=COLOURS["query" if inner else "text"],
                 weight="bold" if inner else "normal", bbox=box)

@@ -135,12 +135,21 @@ def remember(ax, header, rows):
     make_literal(ax)
 
 # %% ../notebooks/87_style.ipynb #40c1f1b3
+def _records_table(spec):
+    """Return (header, rows) of the records that an Altair chart has as its data."""
+    records = [row for rows in spec.get("datasets", {}).values() for row in rows]
+    if not records:
+        raise ValueError("chart holds no table: of Altair charts only those with records as data, "
+                         "attention_explorer's and decode_stepper's do")
+    header = list(dict.fromkeys(name for row in records for name in row))
+    return header, [[row.get(name, "") for name in header] for row in records]
+
+
 def _spec_table(spec):
     """Return (header, rows) of the specification of an Altair chart of the library."""
     given = {param["name"]: param.get("value") for param in spec.get("params", [])}
     if not {"layers", "weights", "keys", "queries"} <= set(given):
-        raise ValueError("chart holds no table: of Altair charts only attention_explorer's and "
-                         "decode_stepper's do")
+        return _records_table(spec)
     layers = zip(*(given[name] for name in ("layers", "weights", "keys", "queries")), strict=True)
     rows = [(layer, h + 1, i, queries[i], j, keys[j], float(weight))
             for layer, heads, keys, queries in layers

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import tracemalloc
-from itertools import islice
+from itertools import chain, islice
 
 import numpy as np
 import pytest
@@ -16,7 +16,9 @@ from annotated import batches as module
 from annotated.batches import (
     Batch,
     EncodedPairs,
+    check_fit,
     epoch_batches,
+    largest_batch,
     load_prepared,
     pad,
     padding_share,
@@ -510,3 +512,32 @@ def test_another_process_reads_the_same(folder):
     code = f"from annotated.batches import *; p = EncodedPairs({str(folder)!r}); print(p.digest, p[42], len(list(p)))"
     pairs = EncodedPairs(folder)
     assert run_python(code) == f"{pairs.digest} {pairs[42]} 200\n"
+
+
+@pytest.mark.parametrize("max_tokens, d_model", [(40, 16), (64, 16), (97, 1), (97, 512), (500, 16)])
+def test_no_batch_takes_more_than_the_largest(max_tokens, d_model):
+    draw = np.random.default_rng(max_tokens)
+    pairs = [([4] * n, [5] * m) for n, m in draw.integers(0, 40, (60, 2)).tolist()]
+    longer = pair_lengths(pairs).max(axis=1)
+
+    def cost(rows, longest):
+        return rows * longest * (d_model + longest)
+
+    rows, longest = largest_batch(pairs, max_tokens, d_model)
+    cut = chain.from_iterable(token_batches(pair_lengths(pairs), max_tokens, order, seed)
+                              for order in ("bucketed", "random") for seed in range(20))
+    assert max(cost(len(batch), longer[batch].max()) for batch in cut) <= cost(rows, longest)
+    assert longest in longer and (longer <= longest).sum() >= rows and rows * longest <= max_tokens, "no such batch"
+
+
+def test_every_pair_of_every_split_has_to_fit(tmp_path):
+    short, long = [([4] * 3, [5]), ([4], [5] * 8)], [([4], [5]), ([4] * 12, [5] * 2)]
+    check_fit(9, train=short, valid=short)
+    with pytest.raises(ValueError, match=r"valid: pair 1 has 13 tokens with its end token, more than max_tokens=9: raise"):
+        check_fit(9, train=short, valid=long)
+    with pytest.raises(ValueError, match="train is empty: give at least one pair"):
+        check_fit(9, train=[], valid=short)
+    encoded = write_encoded([("a", "b"), ("c" * 12, "de")], Letters(), tmp_path / "long")
+    check_fit(13, train=encoded)
+    with pytest.raises(ValueError, match="train: pair 1 has 13 tokens"):
+        check_fit(12, train=encoded)

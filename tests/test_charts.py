@@ -1,6 +1,7 @@
 """The plan of the model, curves, bars, batches and trees draw the data they are given and refuse what does not fit."""
 
 import csv
+import itertools
 
 import numpy as np
 import pytest
@@ -169,9 +170,28 @@ def test_tree_has_its_words_in_order_and_labels_above_what_they_span():
     assert len({place[word][1] for word in words}) == 1
     assert place["NP"][0] == 0.5 and place["S"][0] == 1.25
     assert place["S"][1] > place["NP"][1] == place["VP"][1] > place["DT"][1] > place["the"][1]
-    edges = {tuple(sorted(map(tuple, line.get_xydata().tolist()))) for line in ax.lines}
+    edges = {tuple(sorted(map(tuple, line.get_xydata()[[0, -1]].tolist()))) for line in ax.lines}
     pairs = [("S", "NP"), ("S", "VP"), ("NP", "DT"), ("NP", "NN"), ("DT", "the"), ("NN", "cat"), ("VP", "sleeps")]
     assert edges == {tuple(sorted((tuple(map(float, place[a])), tuple(map(float, place[b]))))) for a, b in pairs}
+
+
+@pytest.mark.parametrize("tree", [
+    "(S (NP (NP the queen) and (NP the king)) (VP want (S (VP to (VP come (PRT back)))) (SBAR because (S (NP they) (VP are)))) .)",
+    "(A (B (C (D a b) c) d) e (F f (G g (H h i))))",
+])
+def test_no_line_of_a_tree_crosses_another_or_a_label(tree):
+    def turn(a, b, c):
+        return round((b[0] - a[0]) * (c[1] - a[1]) - (b[1] - a[1]) * (c[0] - a[0]), 6)
+
+    ax = charts.tree_chart(tree)
+    pieces = [tuple(map(tuple, line.get_xydata()[i:i + 2].tolist())) for line in ax.lines for i in (0, 1)]
+    pieces = [(a, b) for a, b in pieces if a != b]
+    for (a, b), (c, d) in itertools.combinations(pieces, 2):
+        assert not (turn(a, b, c) * turn(a, b, d) < 0 and turn(c, d, a) * turn(c, d, b) < 0), (a, b, c, d)
+    for place in (text.get_position() for text in ax.texts):
+        for a, b in pieces:  # a label on a line is at its end
+            within = min(a[0], b[0]) <= place[0] <= max(a[0], b[0]) and min(a[1], b[1]) <= place[1] <= max(a[1], b[1])
+            assert place in (a, b) or not within or turn(a, b, place), (a, b, place)
 
 
 @pytest.mark.parametrize("tree, message", [

@@ -4,6 +4,7 @@ import base64
 import functools
 import http.server
 import json
+import math
 import random
 import re
 import shutil
@@ -307,7 +308,9 @@ def test_unknown_words_are_named_once_and_near_ones_offered(folder):
 
 def shell():
     """The page's own HTML without the theme: the blocks that docs/live.md gives to Sphinx, under the site's policy."""
-    blocks = re.findall(r"^```\{raw\} html\n(.*?)^```", (ROOT / "docs" / "live.md").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    text = (ROOT / "docs" / "live.md").read_text(encoding="utf-8")
+    text = re.sub(r"^```\{include\} (\S+)\n```", lambda part: (ROOT / "docs" / part[1]).read_text(encoding="utf-8"), text, flags=re.M)
+    blocks = re.findall(r"^```\{raw\} html\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     policy = "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src 'self'; img-src 'self' data:"
     return (f'<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{policy}">'
             '<meta name="viewport" content="width=device-width"><title>live</title><link rel="icon" href="data:,">'
@@ -424,6 +427,75 @@ def test_every_head_is_drawn_as_the_library_records_it(visit, book, half):
     page.click("#live-weights >> xpath=../summary")
     cells = page.locator("#live-weights tbody tr").nth(3).locator("td").all_inner_texts()
     assert cells[:4] == [f"{w:.2f}" for w in weights[3, :4].tolist()] and set(cells[4:]) == {"–"}
+
+
+def test_a_weight_is_taken_apart_into_the_products_that_the_library_adds_up(visit, book, half):
+    page = visit()
+    sentence = "The girl will eat potato soup because it is fresh."
+    enter(page, sentence)
+    blocks = {"cross": half.decoder.layers[1].cross_attention, "encoder": half.encoder.layers[1].self_attention,
+              "decoder": half.decoder.layers[1].self_attention}
+    given = {}
+    hooks = [block.register_forward_pre_hook(lambda _, inputs, kind=kind: given.setdefault(kind, inputs)) for kind, block in blocks.items()]
+    recorded = library(book, half, sentence).attention
+    for hook in hooks:
+        hook.remove()
+    names = {"cross": "decoder.layers.1.cross_attention", "encoder": "encoder.layers.1.self_attention",
+             "decoder": "decoder.layers.1.self_attention"}
+    for kind, head, query, key in (("cross", 3, 4, 6), ("encoder", 0, 2, 5), ("decoder", 1, 5, 3)):
+        page.select_option("#live-kind", kind)
+        page.select_option("#live-layer", "2")
+        page.select_option("#live-head", str(head + 1))
+        page.select_option("#live-query", str(query))
+        page.select_option("#live-key", str(key))
+        asking, read = given[kind][:2]
+        q = blocks[kind].queries(asking)[0, head, query].double()
+        k = blocks[kind].keys_and_values(read, read)[0][0, head, key].double()
+        said = [float(text.replace("−", "-")) for text in page.locator("#live-sum strong").all_inner_texts()]
+        weight = recorded[names[kind]][0, head, query, key].item()
+        assert said == pytest.approx([(q @ k).item(), (q @ k).item() / math.sqrt(len(q)), weight], abs=0.011)
+        bars = page.eval_on_selector_all("#live-products rect title", "all => all.slice(-32).map((one) => one.textContent)")
+        assert [float(bar.split("= ")[1].replace("−", "-")) for bar in bars] == pytest.approx((q * k).tolist(), abs=0.011)
+    page.select_option("#live-head", "4")
+    cells = page.locator("#live-heatmap .live-weight")
+    cells.nth(8).click()  # row 3 of the decoder's triangle has four cells: 6 to 9
+    assert (page.input_value("#live-query"), page.input_value("#live-key")) == ("3", "2")
+
+
+def test_lines_of_all_heads_follow_the_toggles_and_the_token_that_is_pointed_at(visit, book, half):
+    page = visit()
+    sentence = "The dog sleeps."
+    enter(page, sentence)
+    weights = library(book, half, sentence).attention["decoder.layers.1.cross_attention"][0]
+    drawn = "all => all.map((line) => Number(line.getAttribute('stroke-opacity')))"
+    expected = [w for head in weights.tolist() for row in head for w in row if w >= 0.02]
+    assert page.eval_on_selector_all("#live-lines line", drawn) == pytest.approx(expected, abs=6e-4)
+    page.uncheck("#live-toggles input >> nth=0")
+    kept = [w for head in weights[1:].tolist() for row in head for w in row if w >= 0.02]
+    assert page.eval_on_selector_all("#live-lines line", drawn) == pytest.approx(kept, abs=6e-4)
+    page.focus("#live-lines text[data-side=query] >> nth=1")
+    stressed = [w if i == 1 else 0.06 * w for head in weights[1:].tolist() for i, row in enumerate(head) for w in row if w >= 0.02]
+    assert page.eval_on_selector_all("#live-lines line", drawn) == pytest.approx(stressed, abs=6e-4)
+
+
+def test_a_head_is_followed_into_other_sentences(visit, book, half):
+    page = visit()
+    enter(page, "The dog sleeps.")
+    page.select_option("#live-head", "4")
+    page.select_option("#live-query", "1")
+    page.click("#live-search")
+    page.wait_for_selector("#live-search-status:has-text('other sentences')")
+    found = page.locator("#live-alike li")
+    assert page.inner_text("#live-search-status").startswith("Hund stands in ") and found.count() > 2
+    for line in found.all()[:3]:
+        sentence, key, weight = line.locator("button").inner_text(), line.locator("strong").inner_text(), line.inner_text().split()[-1]
+        expected = library(book, half, sentence)
+        row = expected.attention["decoder.layers.1.cross_attention"][0, 3, expected.pieces.index("Hund")]
+        read = [*book.tokenizer.pieces(book.tokenizer.encode(sentence, "en")), "</s>"]
+        assert key == read[int(row.argmax())] and float(weight) == pytest.approx(row.max().item(), abs=0.006)
+    first = found.first.locator("button").inner_text()
+    found.first.locator("button").click()
+    assert page.input_value("#live-sentence") == first and page.inner_text("#live-translation") == library(book, half, first).text
 
 
 def test_steps_by_button_slider_and_keyboard(visit, book, half):

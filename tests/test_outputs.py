@@ -4,10 +4,12 @@
 tag `nbval-ignore-output`, whose digits or times are the machine's.
 """
 
+import math
 import re
 import sys
 import threading
 import time
+from pathlib import Path
 
 import nbformat
 import pytest
@@ -124,6 +126,16 @@ def test_pages_that_fail_are_named_and_the_others_are_kept(small_book):
     assert wrong["02_raises.ipynb"] == "ZeroDivisionError: division by zero" and "stands still" in wrong["03_stands.ipynb"]
     assert [path.name for path in folder.glob("*.ipynb")] == ["01_whole.ipynb"]
     assert nbformat.read(folder / "01_whole.ipynb", as_version=4).cells[0].outputs[0].text == "2\n"
+
+
+def test_the_book_says_how_far_it_is_and_how_long_the_rest_will_take(small_book, capsys):
+    found, _ = small_book
+    book.run_pages(found[:2])
+    lines = capsys.readouterr().out.splitlines()
+    assert "1 of 2 pages, about 1 min left" in lines[0] and lines[1].split(" s   ")[1].startswith("2 of 2 pages")
+    three = [Path(f"{number}_x.ipynb") for number in ("01", "17", "22")]
+    assert book.what_is_left(60, three[:1], three[1:]) == f"1 of 3 pages, about {math.ceil(220 / 12)} min left"
+    assert book.what_is_left(100, three, []) == "3 of 3 pages"
 
 
 def test_pages_that_train_wait_until_the_stored_ones_are_rendered(small_book, monkeypatch):

@@ -89,7 +89,7 @@ def test_save_chart_refuses_what_it_cannot_write(tmp_path, monkeypatch):
         saving.save_chart([1], tmp_path / "chart.png")
     with pytest.raises(ValueError, match="chart holds no table"):
         saving.save_chart(plt.figure(), tmp_path / "chart.csv")
-    with pytest.raises(ValueError, match="of Altair charts only attention_explorer's and decode_stepper's do"):
+    with pytest.raises(ValueError, match="of Altair charts only those with records as data"):
         style.table({"mark": "point"})
     (tmp_path / "kept.png").write_bytes(b"old")
     monkeypatch.setattr(saving, "_render", lambda *_: 1 / 0)

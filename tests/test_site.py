@@ -130,6 +130,17 @@ def test_page_does_not_scroll_sideways_at_320_pixels(report, name):
     assert report(name)["sideways"] <= 320
 
 
+WIDE = """() => [...document.querySelectorAll('.cell_input pre, .cell_output pre, .pst-scrollable-table-container')]
+  .filter(box => box.scrollWidth > box.clientWidth + 1).map(box => box.innerText.slice(0, 100))"""
+
+
+@every_page
+def test_code_outputs_and_tables_fit_the_column_of_a_window_of_1280_pixels(show, name):
+    page = show(name)
+    page.evaluate(UNFOLD)
+    assert page.evaluate(WIDE) == []
+
+
 @every_page
 def test_axe_finds_nothing(report, name):
     found = report(name)

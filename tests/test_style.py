@@ -58,6 +58,18 @@ def test_panels_with_different_columns_share_one_table():
          "value": 2.0}]
 
 
+def test_an_altair_chart_with_records_has_them_as_its_table_and_follows_the_page():
+    import altair
+
+    records = [{"size": 1, "cut": "a b"}, {"size": 2.5, "note": "n"}]
+    chart = altair.Chart(altair.InlineData(values=records)).mark_point().encode(x="size:Q")
+    beside = altair.hconcat(chart, chart.encode(y="cut:N"))
+    for one in (chart, attention_charts.dressed(beside, "t", {"most": 3})):
+        assert style.table(one) == (["size", "cut", "note"], [[1, "a b", ""], [2.5, "", "n"]])
+    params = {param["name"]: param.get("value") for param in attention_charts.dressed(beside, "t").to_dict()["params"]}
+    assert params == {"dark": False}
+
+
 def test_pictures_of_a_notebook_carry_their_table():
     image = pytest.importorskip("PIL.Image")
     data = base64.b64decode(style._png(attention_charts.attention_heatmap(WEIGHTS, KEYS, QUERIES).figure))

@@ -12,14 +12,13 @@ from dataclasses import asdict, fields, replace
 from itertools import chain, islice, repeat
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from helpers import one_thread
 from torch.nn import functional as F
 
 from annotated import checkpoints, runs, training
-from annotated.batches import Batch, EncodedPairs, pair_lengths, token_batches, write_encoded
+from annotated.batches import Batch, EncodedPairs, write_encoded
 from annotated.checkpoints import MANIFEST, load_checkpoint
 from annotated.corpora import Corpus, load_corpus
 from annotated.fast import ChunkedLoss, SixteenBitDropout, prepare
@@ -34,7 +33,6 @@ from annotated.training import (
     encode_pairs,
     evaluating,
     index_stream,
-    largest_batch,
     rehearse,
     shard,
     train,
@@ -377,22 +375,6 @@ def test_largest_batch_runs_first_and_leaves_no_trace():
     drawn = torch.rand(4)
     torch.manual_seed(3)
     assert torch.equal(torch.rand(4), drawn) and all(weight.grad is None for weight in model.parameters())
-
-
-@pytest.mark.parametrize("max_tokens, d_model", [(40, 16), (64, 16), (97, 1), (97, 512), (500, 16)])
-def test_no_batch_takes_more_than_the_largest(max_tokens, d_model):
-    draw = np.random.default_rng(max_tokens)
-    pairs = [([4] * n, [5] * m) for n, m in draw.integers(0, 40, (60, 2)).tolist()]
-    longer = pair_lengths(pairs).max(axis=1)
-
-    def cost(rows, longest):
-        return rows * longest * (d_model + longest)
-
-    rows, longest = largest_batch(pairs, max_tokens, d_model)
-    cut = chain.from_iterable(token_batches(pair_lengths(pairs), max_tokens, order, seed)
-                              for order in ("bucketed", "random") for seed in range(20))
-    assert max(cost(len(batch), longer[batch].max()) for batch in cut) <= cost(rows, longest)
-    assert longest in longer and (longer <= longest).sum() >= rows and rows * longest <= max_tokens, "no such batch"
 
 
 def test_too_little_memory_is_named_before_the_first_update(monkeypatch):

@@ -6,6 +6,7 @@
 A page that fails, stands still or finds no end keeps its stored outputs; it is named at the end, and the exit status is 1.
 """
 
+import math
 import os
 import re
 import sys
@@ -26,6 +27,9 @@ from notebooks import EXECUTED, TRAINS, Stopped, execute, executed, normalise, p
 SHORT = ("01", "02", "03", "04")  # executed while the stored pages are rendered
 LONG = ("24", *TRAINS)  # begun next, so that no core waits for them at the end
 AT_FIRST = "; beside the first of them the pages as they are stored are rendered"
+SECONDS = {"07": 60, "09": 60, "10": 25, "14": 30, "17": 90, "18": 45, "20": 40, "21": 110, "22": 130, "23": 60, "24": 110, "25": 50,
+           "26": 90, "83": 40}  # about so many a page takes on a quiet machine; the others take USUAL
+USUAL = 12
 WORKERS = min(4, os.cpu_count() or 1)  # one kernel a core
 
 
@@ -54,6 +58,13 @@ def last_words(error):
     return next(line for line in reversed(lines) if line)
 
 
+def what_is_left(seconds, done, rest):
+    """How far the pages are, in words: `done` ones took so many seconds by the clock, so the `rest` will take about …"""
+    weigh = [sum(SECONDS.get(path.name[:2], USUAL) for path in some) for some in (done, rest)]
+    minutes = math.ceil(seconds * weigh[1] / weigh[0] / 60)
+    return f"{len(done)} of {len(done) + len(rest)} pages" + (f", about {minutes} min left" if rest else "")
+
+
 def run_pages(chosen, first=lambda: None):
     """Execute copies of these pages, where there is none of their present state, beside `first`; returns {page: what went wrong}."""
     EXECUTED.mkdir(parents=True, exist_ok=True)
@@ -61,7 +72,7 @@ def run_pages(chosen, first=lambda: None):
         if executed(path) is None:
             (EXECUTED / path.name).unlink(missing_ok=True)
     os.environ["LEDGER_PAGES"] = str(EXECUTED)  # page 00 shows what this machine measured
-    wrong = {}
+    wrong, done, begin = {}, [], time.time()
     ranks = dict.fromkeys(SHORT, 0) | dict.fromkeys(LONG, 1)
     order = sorted((path for path in chosen if executed(path) is None), key=lambda path: ranks.get(path.name[:2], 2))
     with ThreadPoolExecutor(max_workers=WORKERS) as pool:
@@ -70,7 +81,9 @@ def run_pages(chosen, first=lambda: None):
             running = {pool.submit(run, path, rendered): path for path in order if batch(path.name[:2])}
             for job in as_completed(running):
                 seconds, reason = job.result()
-                print(f"  {running[job].name:40s} {seconds:5.0f} s{'  FAILED' if reason else ''}", flush=True)
+                done.append(running[job])
+                left = what_is_left(time.time() - begin, done, [path for path in order if path not in done])
+                print(f"  {running[job].name:32s} {seconds:5.0f} s   {left}{'   FAILED' if reason else ''}", flush=True)
                 wrong |= {running[job].name: reason} if reason else {}
     rendered.result()
     return wrong

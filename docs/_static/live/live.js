@@ -26,23 +26,7 @@
 
   // ---- Elements -----------------------------------------------------------------------------------------------------
 
-  function element(tag, properties = {}, ...children) {
-    const node = Object.assign(document.createElement(tag), properties);
-    node.append(...children);
-    return node;
-  }
-
-  function drawing(tag, attributes = {}, ...children) {
-    const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
-    for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
-    node.append(...children);
-    return node;
-  }
-
-  /** A token as an element that keeps its writing direction to itself. */
-  function token(text) {
-    return element("bdi", { className: /^<.*>$/.test(text) ? "live-special" : "" }, text);
-  }
+  const { element, drawing, token, percent, number } = Draw;
 
   /** A word as typed, with what would not be seen spelt out. */
   function visible(word) {
@@ -50,9 +34,6 @@
     const text = word.replace(/[\p{C}\p{Z}]/gu, code);
     return element("bdi", {}, `“${text.length > 40 ? `${text.slice(0, 40)}…` : text}”`);
   }
-
-  const percent = (p) => (p > 0.9995 ? "100 %" : p < 0.001 ? "< 0.1 %" : `${(100 * p).toFixed(1)} %`);
-  const number = (x, digits = 3) => x.toFixed(digits).replace("-", "−");
 
   // ---- From a sentence to everything the page shows -----------------------------------------------------------------
 
@@ -73,9 +54,9 @@
     outputs.beam = search.output;
     const decoding = document.querySelector("input[name=live-decoding]:checked").value;
     const output = outputs[decoding];
-    const { encoder, positions } = Transformer.follow(model, source, output);
+    const { encoder, asked, positions } = Transformer.follow(model, source, output);
     return {
-      text, source, outputs, search, decoding, output, positions, encoder,
+      text, source, outputs, search, decoding, output, positions, encoder, asked,
       read: words.pieces(source),
       written: words.pieces(output),
       fed: words.pieces([BEGIN, ...output.slice(0, -1)]),
@@ -166,13 +147,41 @@
   }
 
   /** One matrix: {rows: weights of each query, queries, keys}. Of a translation only what has been written is drawn. */
-  function matrix(kind, layer, head) {
+  function matrix(kind, layer, head, of = shown, until = position) {
     if (kind === "encoder") {
-      return { rows: shown.encoder[layer].map((heads) => mean(heads, head)), queries: shown.read, keys: shown.read };
+      return { rows: of.encoder[layer].map((heads) => mean(heads, head)), queries: of.read, keys: of.read };
     }
-    const written = shown.positions.slice(0, position);
+    const written = of.positions.slice(0, until);
     const rows = written.map((step) => mean((kind === "cross" ? step.cross : step.self)[layer], head));
-    return { rows, queries: shown.written, keys: kind === "cross" ? shown.read : shown.fed };
+    return { rows, queries: of.written.slice(0, until), keys: kind === "cross" ? of.read : of.fed };
+  }
+
+  /** The matrices of all heads of a block: {matrices, queries, keys}. */
+  function matricesOf(of, kind, layer, until = Infinity) {
+    const all = Array.from({ length: h }, (_, head) => matrix(kind, layer, head, of, until));
+    return { matrices: all.map(({ rows }) => rows), queries: all[0].queries, keys: all[0].keys };
+  }
+
+  /** Everything of a sentence in one go, without a word to the visitor: for searches. */
+  function quietly(text) {
+    const source = [...words.encode(text).ids, END];
+    const output = Transformer.greedy(model, source);
+    const { encoder, asked, positions } = Transformer.follow(model, source, output);
+    return { encoder, asked, positions, read: words.pieces(source), written: words.pieces(output), fed: words.pieces([BEGIN, ...output.slice(0, -1)]) };
+  }
+
+  function drawApart() {
+    const { kind, layer, head } = choice();
+    const name = `${find("kind").selectedOptions[0].text.split(":")[0]}, layer ${layer + 1}`;
+    Apart.draw({
+      shown, kind, layer, head, h, name, ...matricesOf(shown, kind, layer, position), matricesOf, quietly,
+      pairs: MODEL.pairs.filter(([english]) => english !== shown.text.trim()),
+      open: (text) => {
+        find("sentence").value = text;
+        find("examples").value = "";
+        start({ played: false });
+      },
+    });
   }
 
   function drawHeatmap() {
@@ -199,6 +208,11 @@
       ground, ...cells, ...columns, ...lines, ...(current < 0 ? [] : [frame]));
     svg.style.width = `${width}px`;
     svg.style.minWidth = `${Math.min(0.8 * width, 900)}px`;
+    svg.querySelectorAll(".live-weight").forEach((cell, place) => cell.addEventListener("click", () => {
+      const row = rows.findIndex((_, i) => place < rows.slice(0, i + 1).reduce((sum, one) => sum + one.length, 0));
+      Apart.choose(row, place - rows.slice(0, row).reduce((sum, one) => sum + one.length, 0));
+      drawApart();
+    }));
     find("heatmap").replaceChildren(svg);
     find("attention-caption").textContent = {
       cross: `${name}. A row is a token of the translation while it is written, a column a token of the source.`,
@@ -265,6 +279,7 @@
     drawCandidates();
     drawHeatmap();
     drawOverview();
+    drawApart();
     drawBeam();
   }
 

@@ -91,7 +91,7 @@ const Transformer = (() => {
    *
    * query: the vector that asks; K, V: a key and a value for each token that may be seen, all of them projected already.
    * Head number i has the i-th share of every vector to itself: concatenating the heads is writing into one vector.
-   * Returns the result, projected by W_O, and the weights: for each head a number for each key.
+   * Returns the result, projected by W_O, the weights (for each head a number for each key), and what asked: q.
    */
   function attention(query, K, V, { W_Q, W_O }, h) {
     const q = linear(query, W_Q);
@@ -111,7 +111,7 @@ const Transformer = (() => {
       });
       weights.push(w);
     }
-    return { output: linear(heads, W_O), weights };
+    return { output: linear(heads, W_O), weights, q };
   }
 
   // ---- The model ----------------------------------------------------------------------------------------------------
@@ -134,10 +134,13 @@ const Transformer = (() => {
       return row.map((number, i) => number * Math.sqrt(d_model) + sinusoids[i]);
     }
 
-    /** Source ids, end token included -> {memory, weights}: a vector for each token; weights[layer][query][head][key]. */
+    /**
+     * Source ids, end token included -> {memory, weights, asked}: a vector for each token; weights[layer][query][head][key];
+     * asked[layer] = {Q, K}, the queries and keys of all heads side by side, a vector for each token.
+     */
     encode(ids) {
       let x = ids.map((id, position) => this.embed(id, position));
-      const weights = [];
+      const [weights, asked] = [[], []];
       for (const { self_attention, feed_forward, residual } of this.encoderLayers) {
         const K = x.map((row) => linear(row, self_attention.W_K));
         const V = x.map((row) => linear(row, self_attention.W_V));
@@ -145,8 +148,9 @@ const Transformer = (() => {
         x = x.map((row, i) => addAndNorm(row, seen[i].output, residual[0].norm));
         x = x.map((row) => addAndNorm(row, feedForward(row, feed_forward), residual[1].norm));
         weights.push(seen.map((one) => one.weights));
+        asked.push({ Q: seen.map((one) => one.q), K });
       }
-      return { memory: x, weights };
+      return { memory: x, weights, asked };
     }
 
     /** The state of a decoder that has written nothing. What it will ask of the source is projected once, here. */
@@ -159,12 +163,13 @@ const Transformer = (() => {
     }
 
     /**
-     * Feed the newest token -> {state, logits, self, cross}: a score for each word that may follow, and the attention it
-     * took, self[layer][head][key] and cross[layer][head][key]. `state` is a new one: the old may be continued otherwise.
+     * Feed the newest token -> {state, logits, self, cross, asked}: a score for each word that may follow, and the attention it
+     * took, self[layer][head][key] and cross[layer][head][key], with asked.self[layer] and asked.cross[layer] = {q, K}.
+     * `state` is a new one: the old may be continued otherwise.
      */
     step(state, token) {
       let x = this.embed(token, state[0].K.length);
-      const [next, self, cross] = [[], [], []];
+      const [next, self, cross, asked] = [[], [], [], { self: [], cross: [] }];
       this.decoderLayers.forEach(({ self_attention, cross_attention, feed_forward, residual }, i) => {
         const { memoryK, memoryV } = state[i];
         const K = [...state[i].K, linear(x, self_attention.W_K)]; // the token sees itself and those before it:
@@ -177,8 +182,10 @@ const Transformer = (() => {
         next.push({ K, V, memoryK, memoryV });
         self.push(own.weights);
         cross.push(read.weights);
+        asked.self.push({ q: own.q, K });
+        asked.cross.push({ q: read.q, K: memoryK });
       });
-      return { state: next, logits: linear(x, { weight: this.embedding }), self, cross };
+      return { state: next, logits: linear(x, { weight: this.embedding }), self, cross, asked };
     }
   }
 
@@ -244,18 +251,19 @@ const Transformer = (() => {
   }
 
   /**
-   * What the model computes while it writes `output`: {encoder, positions}, with the encoder's weights, and for each token
-   * of the output {token, probabilities, self, cross}: of all words that might have stood there, and the attention paid.
+   * What the model computes while it writes `output`: {encoder, asked, positions}, with the encoder's weights, queries and keys,
+   * and for each token of the output {token, probabilities, self, cross, asked}: of all words that might have stood there, and
+   * the attention paid.
    */
   function follow(model, source, output) {
-    const { memory, weights } = model.encode(source);
+    const { memory, weights, asked } = model.encode(source);
     let state = model.begin(memory);
     const positions = output.map((token, i) => {
       const next = model.step(state, i ? output[i - 1] : BEGIN);
       state = next.state;
-      return { token, probabilities: softmax(next.logits), self: next.self, cross: next.cross };
+      return { token, probabilities: softmax(next.logits), self: next.self, cross: next.cross, asked: next.asked };
     });
-    return { encoder: weights, positions };
+    return { encoder: weights, asked, positions };
   }
 
   return { Transformer, greedy, beamSearch, follow, bestTokens, fromHalf };

@@ -1,0 +1,95 @@
+"""One change since 2017 at a time on `toy`, for page 26: `make since`, about 15 minutes on 1 core.
+
+    python experiments/since_the_paper.py [OUT.json]
+
+The changes are the cells of the page with the tag `variant`. Every run is kept in OUT.json as soon as it is measured;
+runs of the same code and numbers are not made again.
+"""
+
+import json
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import sacrebleu
+import torch
+
+from annotated.batches import pad, pair_lengths, token_batches
+from annotated.corpora import load_corpus
+from annotated.decoding import greedy_decode
+from annotated.fast import keep_memory
+from annotated.files import CHECKOUT, code_digest, describe_machine, provenance, write_json
+from annotated.tokens import END, WordTokenizer
+from annotated.training import TrainingConfig, encode_pairs, train_on, validation_loss
+from annotated.transformer import TransformerConfig
+from annotated.variations import length_buckets
+
+PAGE = CHECKOUT / "notebooks" / "26_since_the_paper.ipynb"
+SIZES = TransformerConfig(1, N=2, d_model=64, d_ff=192, h=4)
+TRAINING = TrainingConfig(steps=300, max_tokens=1024, warmup=120, factor=0.5, validate_every=300)
+LONGEST, SENTENCES, SEEDS = 9, 150, (0, 1, 2)
+
+
+def page_code(page=PAGE):
+    """The code of the page's cells with the tag `variant`."""
+    cells = json.loads(Path(page).read_text(encoding="utf-8"))["cells"]
+    return "\n\n".join("".join(cell["source"]) for cell in cells if "variant" in cell["metadata"].get("tags", []))
+
+
+def task(longest=LONGEST, sentences=SENTENCES):
+    """(corpus of short pairs, its tokenizer, {"short": …, "long": …}: pairs held out, as many of each)."""
+    short, buckets = length_buckets(load_corpus("toy"), longest)
+    sides = [[pairs for length, pairs in buckets.items() if (length > longest) == beyond] for beyond in (False, True)]
+    held_out = {}
+    for name, lengths in zip(("short", "long"), sides, strict=True):  # of each length as many, as far as there are
+        in_turns = [pairs[k] for k in range(max(map(len, lengths))) for pairs in lengths if k < len(pairs)]
+        held_out[name] = in_turns[:sentences]
+    return replace(short, valid=held_out["short"]), WordTokenizer.fit(short.train, "en", "de"), held_out
+
+
+def score(model, tokenizer, pairs, write):
+    """Loss without smoothing and BLEU of greedy output on pairs of strings."""
+    ids, outputs = encode_pairs(pairs, tokenizer), [""] * len(pairs)
+    for rows in token_batches(pair_lengths(ids), 2048, order="sorted"):
+        found = write(model, pad([[*ids[i][0], END] for i in rows]), extra=5)
+        for i, tokens in zip(rows, found, strict=True):
+            outputs[i] = tokenizer.decode(tokens)
+    metric = sacrebleu.BLEU(trg_lang="de")
+    bleu = metric.corpus_score(outputs, [[target for _, target in pairs]]).score
+    return {"loss": validation_loss(model, ids, 2048), "bleu": bleu}
+
+
+def main(out="results/since_the_paper.json", page=PAGE, names=None, seeds=SEEDS, sizes=SIZES, training=TRAINING, sentences=SENTENCES):
+    keep_memory()
+    code, page_space = page_code(page), {"__name__": "since_the_paper"}
+    exec(compile(code, str(page), "exec"), page_space)
+    corpus, tokenizer, held_out = task(sentences=sentences)
+    metric = sacrebleu.BLEU(trg_lang="de")
+    metric.corpus_score(["so"], [["so"]])  # it signs when it has scored
+    facts = {"data": f"toy, all pairs of up to {LONGEST} tokens a side in training", "longest": LONGEST, "sentences": sentences,
+             "model": asdict(replace(sizes, vocab_size=len(tokenizer))), "training": asdict(training), "decoding": "greedy",
+             "metric": "loss in nats a token without smoothing; sacreBLEU " + str(metric.get_signature()),
+             "page": code_digest(code)}
+    facts |= {"machine": describe_machine(), "command": "make since",
+              **provenance("experiments/since_the_paper.py", "annotated/variations.py")}
+    kept = json.loads(Path(out).read_text(encoding="utf-8")) if Path(out).exists() else {"runs": []}
+    same = all(kept.get(name) == facts[name] for name in ("data", "sentences", "model", "training", "page", "modules"))
+    runs = kept["runs"] if same else []
+    for seed in seeds:
+        for name in names or page_space["VARIANTS"]:
+            if any((run["variant"], run["seed"]) == (name, seed) for run in runs):
+                continue
+            build, changes = page_space["VARIANTS"][name]
+            config = replace(sizes, vocab_size=len(tokenizer), **changes)
+            model, _ = train_on(corpus, tokenizer, config, replace(training, seed=seed), False, build=build)
+            write = greedy_decode if hasattr(model, "decoder") else page_space["continue_prompt"]
+            runs.append({"variant": name, "seed": seed, "parameters": sum(weight.numel() for weight in model.parameters()),
+                         **{part: score(model, tokenizer, pairs, write) for part, pairs in held_out.items()}})
+            write_json(out, {**facts, "runs": runs})
+            print(runs[-1], flush=True)
+    return runs
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(*sys.argv[1:])
