@@ -33,7 +33,7 @@ def rows_of_path(pages):
 
 def path_table(pages):
     """Markdown of the two-hour path."""
-    lines = ["| | stop | why | minutes |", "|---|---|---|---|"]
+    lines = ["| number | stop | why | minutes |", "|---|---|---|---|"]
     lines += [f"| {n} | [{title}]({address}) | {why} | {minutes:.0f} |"
               for n, (title, address, _, why, minutes) in enumerate(rows_of_path(pages), 1)]
     return "\n".join(lines)
