@@ -451,8 +451,12 @@ def test_the_most_probable_are_those_of_the_softmax(rows, types, dtype, k, sprea
     expected = logits.double() - logits.double().logsumexp(dim=1, keepdim=True)
     expected[:, [PAD, BEGIN]] = -torch.inf
     assert log_p.shape == ids.shape == (rows, k) and log_p.dtype == kind and torch.equal(logits, given_logits)
-    assert torch.allclose(log_p.double(), expected.sort(dim=1, descending=True).values[:, :k], rtol=1e-6, atol=2e-5)
-    assert torch.allclose(log_p.double(), expected.gather(1, ids), rtol=1e-6, atol=2e-5)
+    at_once = logits.log_softmax(dim=1, dtype=kind)
+    at_once[:, [PAD, BEGIN]] = -torch.inf
+    assert torch.equal(log_p, at_once.topk(k).values) and torch.equal(log_p, at_once.gather(1, ids))
+    if types < 1000 or kind == torch.float64:  # a sum of 200,000 exponentials in fp32 is rounded by more, by PyTorch as here
+        assert torch.allclose(log_p.double(), expected.sort(dim=1, descending=True).values[:, :k], rtol=1e-6, atol=2e-5)
+        assert torch.allclose(log_p.double(), expected.gather(1, ids), rtol=1e-6, atol=2e-5)
     assert all(len(set(row)) == k for row in ids.tolist())
 
 

@@ -33,7 +33,7 @@ TESTS = {  # module: the tests that guard it
     "attention": "attention multi_head", "multi_head": "multi_head", "feed_forward": "feed_forward", "embeddings": "embeddings",
     "positional": "positional", "masking": "masking", "stacks": "stacks", "transformer": "transformer masking",
     "regularization": "regularization", "schedule": "schedule", "batches": "batches", "decoding": "decoding", "fast": "fast",
-    "evaluation": "evaluation", "checkpoints": "checkpoints",
+    "evaluation": "evaluation", "checkpoints": "checkpoints training",
 }
 # One test asks what importing loads: it would find mutmut.
 CHOICE = ["-m", "not long", "--deselect=tests/test_transformer.py::test_import_needs_torch_and_the_names_of_shapes_only_and_opens_no_file"]
