@@ -30,6 +30,9 @@ UNREACHED = """() => {
   return [...document.querySelectorAll('body *')].filter(box => box.tabIndex < 0 && scrolls(box) && !box.querySelector(keys))
     .map(box => box.outerHTML.slice(0, 200));
 }"""
+# What is wider than its column, by more than rounding.
+WIDE = """() => [...document.querySelectorAll('.cell_input pre, .cell_output pre, .pst-scrollable-table-container')]
+  .filter(box => box.scrollWidth > box.clientWidth + 1).map(box => box.innerText.slice(0, 100))"""
 # While axe looks, what repeats itself is thinned out, which saves minutes: of the many spans of highlighted code one of each class stays,
 # and of a table's rows that hold nothing but text one of each look. Copies are thinned, and stand in for what comes back afterwards.
 THIN = """() => {
@@ -84,7 +87,7 @@ def show(tab, address):
 
 @pytest.fixture(scope="module")
 def report(show):
-    """A function that visits a page, once, and returns what it found: outside, mistakes, handlers, unreached, violations, sideways."""
+    """A function that visits a page, once, and returns what it found: outside, mistakes, handlers, wide, unreached, …"""
     need(AXE.exists(), "axe-core is not there: run `make axe`")
     return functools.cache(lambda name: examine(show(name)))
 
@@ -99,6 +102,7 @@ def examine(page):
     found = {"outside": page.outside, "mistakes": page.mistakes, "handlers": page.evaluate(HANDLERS)}
     page.evaluate(UNFOLD)
     page.evaluate(FINISH)  # what is unfolded fades in
+    found["wide"] = page.evaluate(WIDE)
     page.evaluate(AXE.read_text() + "; 0")
     found["unreached"] = page.evaluate(UNREACHED)
     page.evaluate(THIN)
@@ -130,15 +134,9 @@ def test_page_does_not_scroll_sideways_at_320_pixels(report, name):
     assert report(name)["sideways"] <= 320
 
 
-WIDE = """() => [...document.querySelectorAll('.cell_input pre, .cell_output pre, .pst-scrollable-table-container')]
-  .filter(box => box.scrollWidth > box.clientWidth + 1).map(box => box.innerText.slice(0, 100))"""
-
-
 @every_page
-def test_code_outputs_and_tables_fit_the_column_of_a_window_of_1280_pixels(show, name):
-    page = show(name)
-    page.evaluate(UNFOLD)
-    assert page.evaluate(WIDE) == []
+def test_code_outputs_and_tables_fit_the_column_of_a_window_of_1280_pixels(report, name):
+    assert report(name)["wide"] == []
 
 
 @every_page

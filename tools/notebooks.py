@@ -157,9 +157,13 @@ def executed(path):
 def role(cell):
     """What a code cell is to a reader: "imports", "library", "drawing", "check", or "" for one that is simply to be read."""
     code = "\n".join("" if line.startswith("%") else line for line in cell.source.split("\n"))
-    tree = ast.parse(code).body
-    imports, said = (ast.Import, ast.ImportFrom), [ast.unparse(node) for node in tree if isinstance(node, ast.Expr)]
-    plain = all(isinstance(node, (*imports, ast.Assign, ast.Expr)) for node in tree) and not any("print" in line for line in said)
+    try:
+        tree = ast.parse(code).body
+    except (SyntaxError, ValueError):  # a page from elsewhere may hold anything; none of ours does
+        tree = None
+    imports, said = (ast.Import, ast.ImportFrom), [ast.unparse(node) for node in tree or () if isinstance(node, ast.Expr)]
+    plain = tree is not None and all(isinstance(node, (*imports, ast.Assign, ast.Expr)) for node in tree) \
+        and not any("print" in line for line in said)
     if plain and (code != cell.source or any(isinstance(node, imports) for node in tree)):
         return "imports"
     if EXPORTED.search(code):
