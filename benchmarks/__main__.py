@@ -145,7 +145,8 @@ def run_cell(cell, group, watch, options):
         return options.busy_anyway or shares[-1][1] <= FOREIGN
 
     watch.start()
-    visits, lost = rounds(by_name, visit, undisturbed, cell.seconds * options.effort)
+    most = 30 if options.against else 9  # two revisions of one program differ by little
+    visits, lost = rounds(by_name, visit, undisturbed, cell.seconds * options.effort, most=most)
     entrants = []
     for name, entrant in by_name.items():
         key = group.key(cell, entrant)
