@@ -514,6 +514,14 @@ def test_another_process_reads_the_same(folder):
     assert run_python(code) == f"{pairs.digest} {pairs[42]} 200\n"
 
 
+def test_within_a_length_the_difference_of_the_sides_rises_and_falls_by_turns():
+    lengths = np.array([(source, target) for target in (4, 5, 6, 7) for source in range(1, target + 1)])
+    walk = lengths[np.concatenate(token_batches(lengths, 1000, order="sorted"))]
+    for target in (4, 5, 6, 7):
+        sources = walk[walk[:, 1] == target, 0].tolist()
+        assert sources == sorted(sources, reverse=target % 2 == 0)
+
+
 @pytest.mark.parametrize("max_tokens, d_model", [(40, 16), (64, 16), (97, 1), (97, 512), (500, 16)])
 def test_no_batch_takes_more_than_the_largest(max_tokens, d_model):
     draw = np.random.default_rng(max_tokens)
@@ -530,9 +538,16 @@ def test_no_batch_takes_more_than_the_largest(max_tokens, d_model):
     assert longest in longer and (longer <= longest).sum() >= rows and rows * longest <= max_tokens, "no such batch"
 
 
+def test_the_longest_pair_counts_wherever_it_stands():
+    long, short = ([4] * 9, [5]), ([4], [5])
+    assert largest_batch([long, short], 10, 8) == largest_batch([short, long], 10, 8) == (1, 10)
+
+
 def test_every_pair_of_every_split_has_to_fit(tmp_path):
     short, long = [([4] * 3, [5]), ([4], [5] * 8)], [([4], [5]), ([4] * 12, [5] * 2)]
     check_fit(9, train=short, valid=short)
+    empty = write_encoded([("", ""), ("", "")], Letters(), tmp_path / "empty")
+    assert list(empty) == [([], []), ([], [])] and empty.ids.shape == (0,)
     with pytest.raises(ValueError, match=r"valid: pair 1 has 13 tokens with its end token, more than max_tokens=9: raise"):
         check_fit(9, train=short, valid=long)
     with pytest.raises(ValueError, match="train is empty: give at least one pair"):

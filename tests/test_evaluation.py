@@ -129,6 +129,7 @@ def test_multi30k_form_normalises_marks_by_the_rules_of_its_language(language, f
     """Of a number's space and of a comma beside a closing mark English and German make different things."""
     assert multi30k_form(['Er sagt "1\u00a0500, gut", ja'], language) == [form]
     report = bleu_report(['Er sagt "1\u00a0500, gut", ja'], [form], language, bootstrap=0)
+    assert language != "de" or multi30k_form(['Er sagt "1\u00a0500, gut", ja']) == [form]  # German, where nothing is said
     assert report["multi30k"].score == pytest.approx(100)
     assert [multi30k_form(["L'homme"], code) for code in ("fr", "en")] == [["l' homme"], ["l 'homme"]]
 
@@ -258,6 +259,7 @@ def test_extremes_stay_on_the_scale():
 def test_a_model_that_is_nearly_sure_has_a_perplexity_near_1_and_intervals_come_from_1000_resamples():
     report = bleu_report(["Der Hund schläft ."], ["Der Hund schläft ."], loss=0.25)
     assert report["perplexity"].score == pytest.approx(math.exp(0.25)) and report.bootstrap == 1000
+    assert bleu_report(["Ja ."], ["Ja ."], loss=0, bootstrap=0)["perplexity"].score == 1
 
 
 def test_perplexity_is_exp_of_the_loss_and_says_per_what():

@@ -478,6 +478,35 @@ def test_lines_of_all_heads_follow_the_toggles_and_the_token_that_is_pointed_at(
     assert page.eval_on_selector_all("#live-lines line", drawn) == pytest.approx(stressed, abs=6e-4)
 
 
+@pytest.mark.parametrize("phrase, block, heads, asking, read", [
+    (0, "decoder.layers.1.cross_attention", [1], "Der", "uncle"), (1, "decoder.layers.1.cross_attention", [0, 2, 3], "ein", "invites"),
+    (2, "encoder.layers.1.self_attention", [1, 3], "she", "aunt"),
+])
+def test_phrases_show_the_lines_they_speak_of_and_these_what_is_said(visit, book, half, phrase, block, heads, asking, read):
+    page = visit()
+    enter(page, "The dog sleeps.")
+    button = page.locator("#live-guide button").nth(phrase)
+    button.hover()
+    assert page.input_value("#live-sentence") == "The dog sleeps."  # what a visitor typed is left alone
+    button.click()
+    sentence = page.locator("#live-guide").get_attribute("data-sentence")
+    assert page.input_value("#live-sentence") == sentence and button.get_attribute("aria-pressed") == "true"
+    expected = library(book, half, sentence)
+    keys = [*book.tokenizer.pieces(book.tokenizer.encode(sentence, "en")), "</s>"]
+    row = (keys if block.startswith("encoder") else expected.pieces).index(asking)
+    weights = expected.attention[block][0, heads]
+    stressed = [w if i == row else 0.06 * w for head in weights.tolist() for i, line in enumerate(head) for w in line if w >= 0.02]
+    drawn = page.eval_on_selector_all("#live-lines line", "all => all.map((line) => Number(line.getAttribute('stroke-opacity')))")
+    assert drawn == pytest.approx(stressed, abs=6e-4)
+    others = weights[:, row].clone()
+    others[:, keys.index(asking) if asking in keys else slice(0, 0)] = 0  # a word that looks at itself looks somewhere else, too
+    assert read in {keys[place] for place in others.argmax(dim=1)}
+    if phrase == 2:
+        assert weights[:, row, keys.index(read)].max() < 0.25
+    else:
+        assert {keys[place] for place in weights[:, row].argmax(dim=1)} == {read}
+
+
 def test_a_head_is_followed_into_other_sentences(visit, book, half):
     page = visit()
     enter(page, "The dog sleeps.")

@@ -401,6 +401,7 @@ def test_presets():
     assert dataclasses.astuple(base)[:5] == (37_000, 6, 512, 2048, 8) and base.dropout == 0.1
     assert dataclasses.astuple(big)[:5] == (30_000, 6, 1024, 4096, 16) and big.dropout == 0.1
     assert TransformerConfig.big().dropout == 0.3 and TransformerConfig.big().vocab_size == 37_000
+    assert TransformerConfig.base(100, h=4) == dataclasses.replace(base, vocab_size=100, h=4)
     assert base.attention_dropout == base.feed_forward_dropout == 0
     assert base.norm_first is False and base.positions == "sinusoidal"
     assert count(TransformerConfig.tiny(700)) < 1e6 and TransformerConfig.tiny(700, N=3).N == 3

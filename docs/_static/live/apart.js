@@ -91,6 +91,22 @@ const Apart = (() => {
     })));
   }
 
+  /** Show what a phrase of the text beside the lines speaks of: its block, its heads, and the lines of its token. */
+  function look(phrase) {
+    const { kind, layer, heads, token: asking } = phrase.dataset;
+    [find("kind").value, find("layer").value] = [kind, layer];
+    find("toggles").querySelectorAll("input").forEach((box, head) => {
+      box.checked = heads.includes(head + 1);
+    });
+    find("kind").dispatchEvent(new Event("change")); // live.js draws, and calls `draw` below
+    stress({ side: "query", index: view.queries.indexOf(asking) });
+    for (const button of find("guide").querySelectorAll("button")) button.setAttribute("aria-pressed", button === phrase);
+  }
+
+  function isGuided() {
+    return view.shown.text.trim() === find("guide").dataset.sentence;
+  }
+
   // ---- One weight, taken apart --------------------------------------------------------------------------------------
 
   function fillPair() {
@@ -186,6 +202,13 @@ const Apart = (() => {
       });
     }
     find("search").addEventListener("click", searchAlike);
+    for (const phrase of find("guide").querySelectorAll("button")) {
+      phrase.addEventListener("mouseenter", () => isGuided() && look(phrase)); // another sentence is left alone until a click
+      phrase.addEventListener("click", () => {
+        view.open(find("guide").dataset.sentence);
+        look(phrase);
+      });
+    }
   }
 
   /**
