@@ -169,7 +169,9 @@ def report(modules, share, seed):
         name = f"annotated/{module}.py"
         if not (WORK / module).exists() and changed_modules({"modules": {name: before["modules"][name]}}) == []:
             lines[module] = before["by module"][module]
-            survivors += [survivor for survivor in before["survivors"] if survivor["module"] == module]
+            kept = [survivor for survivor in before["survivors"] if survivor["module"] == module]
+            said = [reason(module, survivor["was"], survivor["now"], reasons) for survivor in kept]
+            survivors += [survivor | {"kind": kind, "why": why} for survivor, (kind, why) in zip(kept, said, strict=True)]
             continue
         folder = place(module)
         names, sample = chosen(folder, module, share, seed)
