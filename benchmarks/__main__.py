@@ -12,13 +12,13 @@ import sys
 import time
 from pathlib import Path
 
-from . import report, work
+from . import over, report, work
 from .protocol import Watch, Worker, WorkerFailed, rounds, settle
+from .report import FOREIGN
 
-FOREIGN = 0.10  # share of the machine that others may take
 ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_TOP_PAD_": str(1 << 26), "MALLOC_ARENA_MAX": "1",
              "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}  # kept from step to step, and in large pages
-BUILD = Path("_build/bench")
+BUILD, RUNS = Path("_build/bench"), Path("results/bench")
 
 
 def available_memory():
@@ -159,6 +159,7 @@ def run_cell(cell, group, watch, options):
             row |= {"seconds": [round(one["seconds"], 6) for one in visits[name]], "tokens": visits[name][0]["tokens"],
                     "peak": peaks.get(name), **group.facts[key]}
         entrants.append(row)
+    shares = [(s, f) for s, f in shares if options.busy_anyway or f <= FOREIGN]  # of the rounds that were kept
     total = sum(seconds for seconds, _ in shares)
     return {"name": cell.name, "task": cell.task, "size": cell.size, "table": cell.table, "lengths": cell.lengths, "batch": cell.batch,
             "units": cell.units, "training": cell.training, "lost_rounds": lost, "entrants": entrants,
@@ -187,8 +188,8 @@ def parse(arguments):
     parser = argparse.ArgumentParser("python -m benchmarks", description=__doc__)
     add = parser.add_argument
     add("--quick", action="store_true", help="a subset, about 6 minutes on 2 cores; all of it takes about half an hour")
-    add("--out", type=Path, help="JSON file (results/bench.json; _build/bench/… for a quick, partial or disturbed run)")
-    add("--busy-anyway", action="store_true", help="measure although the machine is busy, and mark the report so")
+    add("--out", type=Path, help="JSON file (results/bench/MACHINE-REVISION.json; _build/bench/… for a quick or partial run)")
+    add("--busy-anyway", action="store_true", help="measure although the machine is busy; above 10 %% the run is marked")
     add("--threads", type=int, default=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
     add("--only", default="", metavar="REGEX", help="cells whose name this matches")
     add("--systems", type=lambda text: text.split(","), help="of these systems only, with commas between them")
@@ -197,8 +198,19 @@ def parse(arguments):
     add("--patience", type=float, default=600, help="seconds after which a visit is given up")
     add("--device", default="cpu", choices=["cpu", "cuda"])
     add("--tokens", type=int, default=work.TOKENS, help="target tokens of a training batch (25000 suits a GPU)")
-    add("--report", type=Path, help="measure nothing: print the tables of this JSON file, and draw them")
+    add("--report", type=Path, help="measure nothing: print the tables of this JSON file, and draw them; of a folder, what its runs "
+                                    "found together")
     return parser.parse_args(arguments)
+
+
+def place(results, options, folder=RUNS):
+    """The file that a run goes to: a whole one among those kept, named by its machine and its revision, with a number if need be."""
+    if options.quick or options.only or options.systems or options.against or options.effort < 1:
+        return BUILD / f"{'quick' if options.quick else 'part'}.json"
+    words = f"{report.machine_name(results['machine'])} {(results['revision'] or 'unknown')[:7]}"
+    name = re.sub("[^a-z0-9]+", "-", words.lower())
+    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+    return next(path for path in (folder / f"{name}.json" for name in names) if not path.exists())
 
 
 def race(options, results, watch, workers, start):
@@ -224,6 +236,11 @@ def main(arguments=None):
     options = parse(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an end by way of `finally`: the workers end, too
     BUILD.mkdir(parents=True, exist_ok=True)
+    if options.report and options.report.is_dir():
+        runs = over.stored(options.report)
+        print(over.tables(runs))
+        over.draw(runs).savefig(BUILD / "bench_over.png", dpi=130)
+        return 0
     if options.report:
         results = json.loads(options.report.read_text())
         print(report.tables(results))
@@ -239,7 +256,7 @@ def main(arguments=None):
     (BUILD / "workers.log").unlink(missing_ok=True)
     watch.workers = lambda: list(workers.values())
     results = {"command": " ".join(["python -m benchmarks", *(sys.argv[1:] if arguments is None else arguments)]),
-               "machine": machine_facts(options), "busy_anyway": options.busy_anyway, "foreign_before": round(idle, 4),
+               "machine": machine_facts(options), "busy_anyway": options.busy_anyway,
                "metric": "seconds of wall clock a visit, all visits; tokens are real target tokens (training), written "
                          "tokens of the best hypothesis (decoding), positions (attention); peak: bytes resident",
                "data": f"random ids; {options.tokens} target tokens a batch; lengths {work.LENGTHS}; "
@@ -255,11 +272,9 @@ def main(arguments=None):
         for worker in workers.values():
             worker.close(kill=True)
     results["seconds"] = round(time.time() - start)
-    disturbed = options.busy_anyway and max([idle] + [cell["foreign"]["worst"] for cell in results["cells"]]) > FOREIGN
-    results |= {"disturbed": disturbed, "aims": report.aims(results)}
-    partial = options.quick or options.only or options.systems or options.against or options.effort < 1
-    out = options.out or (BUILD / f"{'quick' if options.quick else 'part'}.json" if partial or disturbed else
-                          Path("results") / f"bench{'' if options.device == 'cpu' else '_' + options.device}.json")
+    worst = max((cell["foreign"]["worst"] for cell in results["cells"]), default=0.0)
+    results |= {"load": {"before": round(idle, 4), "worst": worst}, "disturbed": max(idle, worst) > FOREIGN}
+    out = options.out or place(results, options)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(results, indent=1) + "\n")
     text = report.tables(results)

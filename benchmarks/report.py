@@ -1,19 +1,67 @@
 """From the JSON of a run to tables and pictures."""
 
+import re
 import statistics
 
 from . import work
 
+FOREIGN = 0.10  # share of the machine that others may take; a run with more is under load
+
 
 def best_rates(results):
-    """The best of each rate that the run measured: operations a second by precision, bytes a second."""
-    return {name: max(rates[name] for rates in results["rates"]) for name in results["rates"][0]} if results["rates"] else None
+    """The best of each rate that the run measured: operations a second by precision, bytes a second, microseconds a call."""
+    names = dict.fromkeys(name for rates in results["rates"] for name in rates)
+    return {name: (min if name == "call_us" else max)(rates[name] for rates in results["rates"] if name in rates) for name in names}
 
 
-def row_of(cell, name):
-    """The row of an entrant in a cell; None if it is not there or has failed."""
-    rows = [row for row in cell["entrants"] if row["name"] == str(name) and "failed" not in row]
-    return rows[0] if rows else None
+def machine_name(machine):
+    """A machine in a few words: its processor without marks and clock, a matrix unit, threads, and the device if it is another."""
+    processor = re.sub(r"\((R|TM)\)|\b(Processor|CPU)\b|@.*|\b\d+-Core\b", " ", machine["processor"], flags=re.IGNORECASE)
+    unit = " AMX" if "amx_bf16" in machine["flags"] else ""
+    device = "" if machine["device"] == "cpu" else f", {machine['device']}"
+    return f"{' '.join(processor.split())}{unit}, {machine['threads']} threads{device}"
+
+
+def row_of(cell, entrant):
+    """The row of an entrant in a cell, the quickest if several are meant ("best", "others"); None if all are missing or have failed."""
+    systems = work.OTHERS if entrant.system == "others" else [entrant.system]
+    rows = [row for row in cell["entrants"] if "failed" not in row and row["system"] in systems and row["order"] == entrant.order
+            and entrant.precision in ("best", row["precision"])]
+    return max(rows, key=speed, default=None)
+
+
+def figure(results, claim):
+    """What a run found for a claim; None if it did not measure it."""
+    for row in results.get("found", []):  # a run of which only ratios were handed on
+        if (row["cell"], row["ours"], row["theirs"], row.get("what", "times as fast")) == claim.key:
+            return row["found"]
+    for cell in results.get("cells", []):
+        ours, theirs = (row_of(cell, entrant) if entrant else None for entrant in (claim.ours, claim.theirs))
+        if cell["name"] != claim.cell or not ours or claim.theirs and not theirs:
+            continue
+        if claim.what == "times as fast":
+            return times_as_fast(ours, theirs)[0]
+        if claim.what == "of the matrix rate" and results["rates"]:
+            return paper_run(cell, ours, best_rates(results))[0]
+        if claim.what == "of the peak memory" and ours.get("peak") and theirs.get("peak"):
+            return ours["peak"] / theirs["peak"]
+    return None
+
+
+def of_ceiling(results, claim):
+    """Which share of what its machine could do at most ours reached in the cell of a claim; None if that is not known."""
+    for cell in results.get("cells", []):
+        if cell["name"] == claim.cell and results["rates"] and (row := row_of(cell, claim.ours)):
+            return speed(row) / ceiling(cell, row, best_rates(results))
+    return None
+
+
+def reached(claim, found, limit=None):
+    """Whether a figure is as it is to be (in every run, if no other limit is given); None without an aim or a figure."""
+    limit = claim.every if limit is None else limit
+    if found is None or limit is None:
+        return None
+    return found <= limit if claim.what == "of the peak memory" else found >= limit
 
 
 def speed(row):
@@ -65,7 +113,7 @@ def paper_table(cells, rates):
 def one_line(cell):
     """A cell while the run goes on."""
     parts = [f"{row['name']} {speed(row):,.0f}" if "failed" not in row else f"{row['name']} –" for row in cell["entrants"]]
-    note = f" (others took up to {cell['foreign']['worst']:.0%})" if cell["foreign"]["worst"] > 0.1 else ""
+    note = f" (others took up to {cell['foreign']['worst']:.0%})" if cell["foreign"]["worst"] > FOREIGN else ""
     return f"{cell['name']}: {'; '.join(parts)} tokens/s{note}"
 
 
@@ -103,38 +151,46 @@ def attention_table(cells):
     return "\n".join(lines)
 
 
-def aims(results):
-    """What is aimed at and what this run found, as dictionaries: cell, what, ours, theirs, aim (or None), found, met (or None)."""
-    rows = []
+def split(results):
+    """Where the time of a token goes in writing: a dictionary for each cell, ours and CTranslate2 each at its best.
 
-    def add(cell, what, ours, theirs, aim, found, met):
-        rows.append({"cell": cell["name"], "what": what, "ours": ours["name"], "theirs": theirs["name"], "aim": aim,
-                     "found": round(found, 3), "met": met if aim else None})
-
-    for name, ours, theirs, aim in work.AIMS:
-        for cell in results["cells"]:
-            a, b = (row_of(cell, entrant) for entrant in (ours, theirs))
-            if cell["name"] == name and a and b:
-                found = times_as_fast(a, b)[0]
-                add(cell, "times as fast", a, b, aim, found, found >= (aim or 0))
-    for cell in results["cells"]:
-        if cell["task"] == "train" and cell["size"] == "base" and cell["lengths"] == "equal":
-            for precision in ("fp32", "bf16"):
-                a, b = (row_of(cell, work.Entrant(system, precision)) for system in ("annotated", "torch"))
-                if a and b and a.get("peak") and b.get("peak"):
-                    found = a["peak"] / b["peak"]
-                    add(cell, "of the peak memory", a, b, work.MEMORY_AIM, found, found <= work.MEMORY_AIM)
+    A token here is a step: one for each sentence of the batch. Products at the measured rate, bytes at the measured bandwidth, what
+    is left is calls (and whatever does not overlap); `calls` says how many of the measured length that is, None if none was measured.
+    """
+    rates, rows = best_rates(results), []
+    for cell in results.get("cells", []) if rates else []:
+        for system in ("annotated", "ctranslate2") if cell["task"] in ("greedy", "beam") else ():
+            if row := row_of(cell, work.Entrant(system, "best")):
+                beam = 4 if cell["task"] == "beam" else 1
+                flops, moved, _ = work.decoding_floor(work.SIZES[cell["size"]], cell["batch"], beam, rates, row["precision"])
+                total = 1000 * cell["batch"] / speed(row)
+                parts = [1000 * flops / rates[row["precision"]] / work.WRITTEN, 1000 * moved / rates["bandwidth"] / work.WRITTEN]
+                rest = total - sum(parts)
+                rows.append({"cell": cell["name"], "name": row["name"], "milliseconds": total, "arithmetic": parts[0], "memory": parts[1],
+                             "rest": rest, "calls": 1000 * rest / rates["call_us"] if "call_us" in rates else None})
     return rows
 
 
+def split_table(results):
+    """The same as a table of Markdown."""
+    lines = ["### where the milliseconds of a token go (one token for each sentence of the batch)", "",
+             "| cell | system | ms | products | bytes | rest | that is so many calls |", "|---|---|---:|---:|---:|---:|---:|"]
+    for row in split(results):
+        calls = f"{row['calls']:,.0f}" if row["calls"] is not None else ""
+        lines.append(f"| {row['cell']} | {row['name']} | {row['milliseconds']:.2f} | {row['arithmetic']:.2f} | {row['memory']:.2f} "
+                     f"| {row['rest']:.2f} | {calls} |")
+    return "\n".join(lines)
+
+
 def aims_table(results):
-    """What is aimed at, and what this run found, as a table of Markdown."""
+    """What is aimed at in every run, and what this one found, as a table of Markdown."""
     lines = ["### aims", "", "| cell | ours | against | aim | found |", "|---|---|---|---:|---:|"]
-    for row in aims(results):
-        sign = {"times as fast": "≥", "of the peak memory": "≤"}[row["what"]]
-        name = row["cell"] + ("" if row["what"] == "times as fast" else ": peak memory")
-        mark, aim = {True: " ✓", False: " ✗", None: ""}[row["met"]], f"{sign} {row['aim']}" if row["aim"] else ""
-        lines.append(f"| {name} | {row['ours']} | {row['theirs']} | {aim} | {row['found']:.2f}{mark} |")
+    for claim in work.AIMS:
+        found, (cell, ours, theirs, what) = figure(results, claim), claim.key
+        if found is not None:
+            name, sign = cell if what == "times as fast" else f"{cell}: {what}", "≤" if what == "of the peak memory" else "≥"
+            mark = "✓" if reached(claim, found) else "✗"
+            lines.append(f"| {name} | {ours} | {theirs or ''} | {sign} {claim.every} | {found:.2f} {mark} |")
     return "\n".join(lines)
 
 
@@ -152,16 +208,17 @@ def tables(results):
     if rates:
         products = ", ".join(f"{name} {rates[name] / 1e9:,.0f}" for name in ("fp32", "bf16", "int8"))
         head.append(f"Measured in this run: {products} billion operations/s in matrix products; "
-                    f"{rates['bandwidth'] / 1e9:.1f} GB/s read from memory (weights of a tiny model may stay in the caches).")
-    if results.get("busy_anyway"):
-        worst = max([cell["foreign"]["worst"] for cell in results["cells"]], default=0.0)
-        worst = max(worst, results["foreign_before"])
-        head.append(f"**Measured whatever else the machine did: others took up to {worst:.0%} of it. These figures prove nothing.**")
+                    f"{rates['bandwidth'] / 1e9:.1f} GB/s read from memory (weights of a tiny model may stay in the caches)"
+                    + (f"; {rates['call_us']:.1f} µs a call." if "call_us" in rates else "."))
+    if results.get("disturbed"):
+        head.append(f"**A run under load: others took up to {max(results['load'].values()):.0%} of the machine.**")
     attention = [cell for cell in results["cells"] if cell["task"] == "attention"]
     parts = [cell_table(cell, rates) for cell in results["cells"] if cell["task"] != "attention"]
     base = [cell for cell in results["cells"] if (cell["task"], cell["size"], cell["lengths"]) == ("train", "base", "equal")]
     if base and rates:
         parts.append(paper_table(base, rates))
+    if rates and split(results):
+        parts.append(split_table(results))
     return "\n\n".join(["\n".join(head), aims_table(results), *parts, *([attention_table(attention)] if attention else [])])
 
 

@@ -72,7 +72,7 @@ def again(function, device):
 
 
 def machine_rates(device):
-    """What this machine can do: operations a second of matrix products of the model's shapes, bytes a second read."""
+    """What this machine can do: operations a second of matrix products of the model's shapes, bytes a second read, µs a call."""
     shapes, rates = ((256, 512, 512), (2048, 512, 2048), (2048, 2048, 512), (2048, 512, 8192), (2048, 2048, 2048)), {}
     if device == "cuda":
         shapes = ((25_000, 512, 2048), (25_000, 2048, 512), (8192, 8192, 8192))
@@ -95,6 +95,10 @@ def machine_rates(device):
     block = torch.ones(64_000_000, device=device)  # 256 MB, more than the caches hold
     read, times = again(block.sum, device)
     rates["bandwidth"] = block.numel() * 4 * times / best_of(read)
+    one, calls = torch.zeros(1, device=device), 1000
+    with torch.inference_mode():
+        call, times = again(lambda: [one.add_(0.0) for _ in range(calls)], device)
+        rates["call_us"] = 1e6 * best_of(call, 0.15) / times / calls  # a call that computes next to nothing
     return rates
 
 

@@ -134,8 +134,10 @@ def execute(notebook, watch=None):
 
 
 def sources(path):
-    """A digest of what the outputs of a page follow from: the page, the package, the data, the results; of page 00 everything it lists."""
+    """A digest of what the outputs of a page follow from: the page, the package, the data, the results; of some what else they show."""
     folders = [PACKAGE, ROOT / "results", ROOT / "data" / "toy"]
+    if path.name.startswith("24"):
+        folders.append(ROOT / "benchmarks")
     if path.name.startswith("00"):
         folders += [NOTEBOOKS, ROOT / "tests", ROOT / "docs", ROOT / "tools"]
     files = sorted(file for folder in folders for file in folder.rglob("*") if file.is_file() and file.suffix != ".pyc")

@@ -1,6 +1,7 @@
 """Which files under results/ are older than the code that made them, and what has changed since.
 
-    python tools/results.py                      a row for each file; and the column "made at" of results/README.md is brought up to date
+    python tools/results.py                      a row for each file; the column "made at" of results/README.md is brought up to date, and
+                                                 so are the rows on speed there and in README.md, from all runs in results/bench
     python tools/results.py stamp FILE MODULE …  names the present code in a file that a command of the package has just written
 
 Every file of results names the revision it was made at and a digest of each module that had a part in it (`provenance` in
@@ -15,8 +16,11 @@ import sys
 from annotated.files import changed_modules, provenance
 from notebooks import ROOT
 
+sys.path.append(str(ROOT))
+from benchmarks import over  # noqa: E402
+
 RESULTS = ROOT / "results"
-TABLE = RESULTS / "README.md"
+TABLE, README = RESULTS / "README.md", ROOT / "README.md"
 LINK = re.compile(r"\]\(\./([^)]+)\)")
 
 
@@ -55,8 +59,15 @@ def made(cells):
     return revisions + ("" if not older else ", older than the code" if older == len(found) else ", some older than the code")
 
 
+def quoted(text):
+    """The text of README.md with its row on speed as all stored runs have it."""
+    return re.sub(r"^\| speed, .*$", lambda _: over.row_of_readme(over.stored(RESULTS / "bench")), text, flags=re.MULTILINE)
+
+
 def marked(text):
-    """The text of results/README.md with the last column of its table as it should be."""
+    """The text of results/README.md with its row on speed, and then the last column of its table, as they should be."""
+    speed = over.row_of_results(over.stored(RESULTS / "bench")) + " |"
+    text = re.sub(r"^\| speed beside .*$", lambda _: speed, text, flags=re.MULTILINE)
     return re.sub(r"^(\|.*\]\(\./.*\|)[^|\n]*\|$", lambda line: f"{line[1]} {made(line[1])} |", text, flags=re.MULTILINE)
 
 
@@ -73,7 +84,8 @@ def main(arguments):
     if arguments:
         raise SystemExit(__doc__)
     print(*map(row, files()), sep="\n")
-    TABLE.write_text(marked(TABLE.read_text(encoding="utf-8")), encoding="utf-8")
+    for path, renewed in ((TABLE, marked), (README, quoted)):
+        path.write_text(renewed(path.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":
