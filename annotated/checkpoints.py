@@ -8,7 +8,9 @@ __all__ = ['Checkpoint', 'save_checkpoint', 'load_checkpoint', 'average_checkpoi
 # %% ../notebooks/16_checkpoints.ipynb #fe16c6f8
 import json
 import os
+from copy import deepcopy
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,6 +18,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from .files import sha256_of, whole_folder, write_json
+from annotated.runs import (
+    NEWEST,
+    broadcast_state,
+    first_difference,
+    forget_checkpoints,
+    from_first,
+    newest_checkpoint,
+    run_checkpoints,
+)
 from .tokens import Tokenizer, load_tokenizer
 from .transformer import Transformer, TransformerConfig
 
@@ -55,6 +66,40 @@ def _check_savable(model, tokenizer, facts):
             raise TypeError(f"{got}: {mend}") from None
 
 # %% ../notebooks/16_checkpoints.ipynb #6ade49bc
+def checkpoint_contents(model, tokenizer=None, optimizer=None, progress=None, **info):
+    """{file name: what will stand in it}, in copies that further training leaves as they are.
+
+    Arguments and errors as of `save_checkpoint`.
+    """
+    _check_savable(model, tokenizer, {**info, "progress": progress})
+    tensors, contents = {WEIGHTS: model.state_dict()}, {CONFIG: asdict(model.config), INFO: info}
+    if tokenizer is not None:
+        contents[TOKENIZER] = tokenizer
+    if optimizer is not None:  # its state: {number of the weight: {"step": …, "exp_avg": …, …}}
+        tensors[OPTIMIZER] = {f"{number}.{key}": tensor
+                              for number, entry in optimizer.state_dict()["state"].items()
+                              for key, tensor in entry.items()}
+        contents[PROGRESS] = deepcopy(progress)
+    for file, named in tensors.items():
+        contents[file] = {name: tensor.detach().to("cpu", copy=True).contiguous()
+                          for name, tensor in named.items()}
+    return contents
+
+
+def write_checkpoint(folder, contents):
+    """Write what `checkpoint_contents` returned, and a manifest, into a new folder."""
+    with whole_folder(folder) as part:
+        for file, content in contents.items():
+            if file in (WEIGHTS, OPTIMIZER):
+                save_file(content, part / file)
+            elif file == TOKENIZER:
+                content.save(part / file)
+            else:
+                write_json(part / file, content)
+        digests = {path.name: sha256_of(path) for path in sorted(part.iterdir())}
+        write_json(part / MANIFEST, {"format": 1, "files": digests})
+
+# %% ../notebooks/16_checkpoints.ipynb #2b0819b3
 def save_checkpoint(folder, model, tokenizer=None, *, optimizer=None, progress=None, **info):
     """Save weights, configuration, tokenizer and the JSON facts `info` in a new folder.
 
@@ -63,23 +108,7 @@ def save_checkpoint(folder, model, tokenizer=None, *, optimizer=None, progress=N
     for a model, tokenizer or fact that cannot be saved, ValueError for a tokenizer that has more
     pieces than the model knows.
     """
-    _check_savable(model, tokenizer, {**info, "progress": progress})
-    with whole_folder(folder) as part:
-        weights = {name: weight.detach().cpu().contiguous()
-                   for name, weight in model.state_dict().items()}
-        save_file(weights, part / WEIGHTS)
-        write_json(part / CONFIG, asdict(model.config))
-        write_json(part / INFO, info)
-        if tokenizer is not None:
-            tokenizer.save(part / TOKENIZER)
-        if optimizer is not None:  # its state: {number of the weight: {"step": …, "exp_avg": …, …}}
-            tensors = {f"{number}.{key}": tensor.detach().cpu().contiguous()
-                       for number, entry in optimizer.state_dict()["state"].items()
-                       for key, tensor in entry.items()}
-            save_file(tensors, part / OPTIMIZER)
-            write_json(part / PROGRESS, progress)
-        digests = {path.name: sha256_of(path) for path in sorted(part.iterdir())}
-        write_json(part / MANIFEST, {"format": 1, "files": digests})
+    write_checkpoint(folder, checkpoint_contents(model, tokenizer, optimizer, progress, **info))
 
 # %% ../notebooks/16_checkpoints.ipynb #22647c76
 def _damaged(folder, name, why):
@@ -100,10 +129,11 @@ def _read_json(folder, name):
 
 # %% ../notebooks/16_checkpoints.ipynb #739b5ab0
 def check_folder(folder, training=False):
-    """Compare every file of a checkpoint with its manifest; return {file name: SHA-256}.
+    """Compare the files of a checkpoint with its manifest; return {file name: SHA-256}.
 
-    training: it must be one to go on from. FileNotFoundError for what is missing, ValueError for
-    what is damaged.
+    training: it must be one to go on from, and what only training reads is compared as well.
+    FileNotFoundError for what is missing, ValueError for what is damaged, LookupError for a whole
+    checkpoint that only lacks the optimiser.
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no folder {folder} with a {MANIFEST}: name one that "
@@ -111,21 +141,21 @@ def check_folder(folder, training=False):
     if not (folder / MANIFEST).is_file():
         mend = "name a folder that save_checkpoint wrote, or restore the file from a copy"
         raise FileNotFoundError(f"checkpoint {folder}, file {MANIFEST}: missing; {mend}")
-    manifest = _read_json(folder, MANIFEST)
-    files, optional = manifest.get("files"), {TOKENIZER, OPTIMIZER, PROGRESS}
+    manifest, of_training = _read_json(folder, MANIFEST), {OPTIMIZER, PROGRESS}
+    files = manifest.get("files")
     known = manifest.get("format") == 1 and isinstance(files, dict)
-    if not known or files.keys() - optional != {WEIGHTS, CONFIG, INFO}:
+    if not known or files.keys() - of_training - {TOKENIZER} != {WEIGHTS, CONFIG, INFO}:
         raise _damaged(folder, MANIFEST, "not a manifest that this version can read")
-    for name, digest in files.items():
+    for name in [name for name in files if training or name not in of_training]:
         if not (folder / name).is_file():
             raise FileNotFoundError(f"checkpoint {folder}, file {name}: missing; restore it from a "
                                     "copy of the folder")
-        if sha256_of(folder / name) != digest:
+        if sha256_of(folder / name) != files[name]:
             raise _damaged(folder, name,
                            f"not what was saved, its SHA-256 is another than {MANIFEST} says")
-    if training and not {OPTIMIZER, PROGRESS} <= files.keys():
-        raise _damaged(folder, MANIFEST,
-                       f"no training checkpoint, it lacks {OPTIMIZER} or {PROGRESS}")
+    if training and not of_training <= files.keys():
+        raise LookupError(f"checkpoint {folder} holds no {OPTIMIZER}, or no {PROGRESS}: it serves "
+                          "for averages, not for going on")
     return files
 
 # %% ../notebooks/16_checkpoints.ipynb #d9251b79
@@ -177,15 +207,12 @@ def load_progress(folder, model, optimizer, facts):
     that does not.
     """
     progress = _read_json(folder, PROGRESS)
-    saved = progress.get("facts", {})
-    for what, fact in json.loads(json.dumps(facts)).items():  # as JSON gives them back
-        if saved.get(what) != fact:
-            before, now = (value if isinstance(value, dict) else {what: value}
-                           for value in (saved.get(what), fact))
-            name = next(name for name in now | before if now.get(name) != before.get(name))
-            differ = f"{name} was {before.get(name)!r:.40} and is now {now.get(name)!r:.40}"
-            mend = "go on with what it was made with, or give a new run folder"
-            raise ValueError(f"checkpoint {folder} was made with another {what} ({differ}): {mend}")
+    differ = first_difference(progress.get("facts", {}), json.loads(json.dumps(facts)))
+    if differ is not None:
+        what, name, before, now = differ
+        mend = "go on with what it was made with, or give a new run folder"
+        raise ValueError(f"checkpoint {folder} was made with another {what} ({name} was "
+                         f"{before!r:.40} and is now {now!r:.40}): {mend}")
     model.load_state_dict(_read_weights(folder)[1])
     state = {}
     for name, tensor in load_file(folder / OPTIMIZER).items():
@@ -193,6 +220,38 @@ def load_progress(folder, model, optimizer, facts):
         state.setdefault(int(number), {})[key] = tensor.clone()
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
     return progress
+
+
+def drop_optimizer(folder):
+    """Remove the optimiser from a training checkpoint, whose weights still serve for averages."""
+    manifest = _read_json(folder, MANIFEST)
+    if manifest["files"].pop(OPTIMIZER, None) is not None:
+        write_json(folder / MANIFEST, manifest)
+    (folder / OPTIMIZER).unlink(missing_ok=True)
+
+# %% ../notebooks/16_checkpoints.ipynb #ee397e8a
+def load_newest(run_folder, model, optimizer, facts):
+    """Restore the newest whole checkpoint of a run on all ranks; its progress, or None.
+
+    Rank 0 reads. Errors as of `newest_checkpoint` and `load_progress`, on all ranks.
+    """
+    def read():
+        newest = newest_checkpoint(run_folder, partial(check_folder, training=True))
+        return newest and load_progress(newest, model, optimizer, facts)
+
+    progress = from_first(read)
+    if progress is not None:
+        broadcast_state(model, optimizer)
+    return progress
+
+
+def add_to_run(run_folder, step, contents, keep):
+    """Write a checkpoint into a run folder; remove old ones, and optimisers but for the newest two.
+    """
+    write_checkpoint(Path(run_folder) / f"step-{step:08d}", contents)
+    forget_checkpoints(run_folder, keep)
+    for older in run_checkpoints(run_folder)[:-NEWEST]:
+        drop_optimizer(older)
 
 # %% ../notebooks/16_checkpoints.ipynb #2452ed83
 def average_checkpoints(paths):

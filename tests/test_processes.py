@@ -95,7 +95,7 @@ with process_group("cpu", 60):
         report["gradients"].append([*sum_over_ranks(loss.item()), *gradient.tolist()])
     report["reductions"] = len(synchronised)
     seen, stream = [], training.index_stream
-    training.index_stream = lambda *given: (seen.append(indices.tolist()) or indices for indices in stream(*given))
+    training.index_stream = lambda *given: (seen.append(entry[1].tolist()) or entry for entry in stream(*given))
     config = TrainingConfig(steps=50, max_tokens=32, warmup=10, factor=0.3, validate_every=1)
     report["log"] = train(model, pairs, pairs[:7], config, show_progress=False)
     report["batches"] = seen

@@ -8,7 +8,7 @@ import os
 import shutil
 import signal
 from collections import Counter
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from itertools import chain, islice, repeat
 from types import SimpleNamespace
 
@@ -17,7 +17,7 @@ import torch
 from helpers import one_thread
 from torch.nn import functional as F
 
-from annotated import checkpoints, runs, training
+from annotated import batches, checkpoints, runs, training
 from annotated.batches import Batch, EncodedPairs, write_encoded
 from annotated.checkpoints import MANIFEST, load_checkpoint
 from annotated.corpora import Corpus, load_corpus
@@ -63,7 +63,7 @@ def state(model):
 
 def batch_stream(pairs, max_tokens, seed=0):
     """The batches of `index_stream`, padded."""
-    for indices in index_stream(pairs, max_tokens, seed):
+    for _, indices in index_stream(pairs, max_tokens, seed):
         yield Batch.collate([pairs[i] for i in indices])
 
 
@@ -346,15 +346,17 @@ def poisoned():
 def test_gradients_that_are_not_finite_are_skipped_and_logged(monkeypatch):
     monkeypatch.setattr(training, "validation_loss", lambda *_, **__: 1.0)
     model, taken = poisoned(), []
-    rates = training.NoamSchedule.step
-    monkeypatch.setattr(training.NoamSchedule, "step", lambda self: (taken.append(1), rates(self))[1])
+    steps = runs.enter
+    monkeypatch.setattr(runs, "enter", lambda run, arrived: (taken.append(run.optimizer), steps(run, arrived))[1])
     log = train(model, PAIRS, PAIRS, replace(QUICK, max_tokens=6), show_progress=False)  # one pair a batch
     skipped = [entry for row in log for entry in row.get("skipped", [])]
     assert skipped and all(9 in PAIRS[i][0] for entry in skipped for i in entry["pairs"])
     stream = islice(batch_stream(PAIRS, 6, QUICK.seed), 6)
     assert [entry["step"] for entry in skipped] == [k for k, batch in enumerate(stream, 1) if (batch.source == 9).any()]
     assert state(model).isfinite().all() and all(math.isfinite(row["train_loss"]) for row in log)
-    assert len(taken) == 1 + 6 - len(skipped), "the schedule moves with the updates (and once as it is made)"
+    counted = {entry["step"].item() for entry in taken[-1].state.values()}
+    assert counted == {6 - len(skipped)}, "Adam counts the updates"
+    assert log[-1]["rate"] == noam_rate(6, 16, QUICK.warmup, QUICK.factor), "the schedule counts the steps"
 
 
 def test_too_many_such_steps_in_a_row_end_the_run():
@@ -472,12 +474,12 @@ def test_what_does_not_fit_is_named_for_pairs_on_the_disk(tmp_path):
 
 def test_starting_does_not_read_the_pairs_on_the_disk(tmp_path, monkeypatch):
     disk, tokenizer = encoded(tmp_path / "one", TEXTS * 200)
-    read = []
-    real = EncodedPairs.__getitem__
-    monkeypatch.setattr(EncodedPairs, "__getitem__", lambda self, index: read.append(index) or real(self, index))
+    read, real = [], batches.gather
+    monkeypatch.setattr(EncodedPairs, "__getitem__", lambda self, index: pytest.fail("a pair by itself"))
+    monkeypatch.setattr(batches, "gather", lambda pairs, indices, *part: read.extend(indices) or real(pairs, indices, *part))
     model = Transformer(TransformerConfig(len(tokenizer), N=1, d_model=16, d_ff=16, h=2))
     log = train(model, disk, encode_pairs(TEXTS[:1], tokenizer), replace(LONG, steps=1), False, tmp_path / "run", tokenizer)
-    assert len(log) == 1 and 0 < len(read) < 10, "one step of at most 16 tokens"
+    assert len(log) == 1 and 0 < len(read) < 10, "one step of at most 16 tokens in two parts, and one pair to validate"
 
 
 # Long runs
@@ -576,7 +578,7 @@ def test_every_number_that_decides_a_run_must_be_the_same_when_it_goes_on(tmp_pa
     run(tmp_path / "run")
     free = {"steps": 14, "save_every": 5, "keep_last": 3, "max_skipped": 2}
     other = {"max_tokens": 32, "accumulate": 1, "warmup": 4, "factor": 0.4, "label_smoothing": 0.2, "validate_every": 3,
-             "precision": "bf16", "compile": True, "seed": 1}
+             "precision": "bf16", "compile": True, "seed": 1, "clip": 2.0}
     assert free.keys() | other.keys() == {field.name for field in fields(TrainingConfig)}
     for name, value in other.items():
         with pytest.raises(ValueError, match=f"made with another training configuration .{name} was .* and is now {value!r}"):
@@ -629,7 +631,7 @@ def test_seed_decides_the_first_weights_too():
 def test_the_books_model_comes_with_the_package_for_single_precision():
     saved, (sizes, config) = book_model(), training.PRESETS["toy"]
     assert {weight.dtype for weight in saved.model.state_dict().values()} == {torch.float32} and not saved.model.training
-    assert saved.model.config == replace(sizes, vocab_size=len(saved.tokenizer)) and saved.info["training"] == asdict(config)
+    assert saved.model.config == replace(sizes, vocab_size=len(saved.tokenizer)) and TrainingConfig(**saved.info["training"]) == config
     assert saved.tokenizer.as_dict() == WordTokenizer.fit(load_corpus("toy").train).as_dict()
 
 
