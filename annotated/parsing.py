@@ -500,7 +500,7 @@ def save_parser(folder, treebank, sizes, training, pairs, average=5, device="cpu
     print(treebank, config, training, pairs, sep="\n", flush=True)
     model, log, left_out = train_parser(treebank, vocabulary, config, training, pairs["copies"],
                                         pairs["parts"], run_folder=run, device=device, **how)
-    last = run_checkpoints(run)[-average:]
+    last = run_checkpoints(run, scheduled=True)[-average:]
     if last:
         model.load_state_dict(average_checkpoints(last))
     seconds = {"wall": round(time.time() - start), "processor": round(time.process_time())}

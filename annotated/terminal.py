@@ -151,8 +151,9 @@ def _save_trained(options, model, tokenizer, corpus, **info):
     """Save a model, or the mean of its last checkpoints if the options want it, in --out."""
     from annotated import checkpoints, runs
 
-    last = runs.run_checkpoints(options.checkpoints)[-options.average :] if options.average else []
-    if last:
+    last = []
+    if options.average:
+        last = runs.run_checkpoints(options.checkpoints, scheduled=True)[-options.average :]
         model.load_state_dict(checkpoints.average_checkpoints(last))
     languages = {name: getattr(corpus, name) for name in _LANGUAGES}
     checkpoints.save_checkpoint(options.out, model, tokenizer, corpus=corpus.name, **languages,
@@ -185,12 +186,12 @@ def _train(arguments):
         model, log = training.train_on(
             corpus, tokenizer, config, options.training, True, device, options.checkpoints, report,
             fast.transformer_to_train, fast.ChunkedLoss)
-        if first:
-            seconds = {"wall": round(time.time() - start), "processor": round(time.process_time())}
-            _save_trained(options, model, tokenizer, corpus, training=asdict(options.training),
-                          seconds=seconds, log=log)
-            last = f"{log[-1]['step']} steps in {seconds['wall']} s; validation perplexity "
-            print(f"{last}{log[-1]['valid_perplexity']:.2f}; saved in {options.out}")
+    if first:  # the others need not wait while this one averages
+        seconds = {"wall": round(time.time() - start), "processor": round(time.process_time())}
+        _save_trained(options, model, tokenizer, corpus, training=asdict(options.training),
+                      seconds=seconds, log=log)
+        last = f"{log[-1]['step']} steps in {seconds['wall']} s; validation perplexity "
+        print(f"{last}{log[-1]['valid_perplexity']:.2f}; saved in {options.out}")
 
 # %% ../notebooks/83_terminal.ipynb #79733bf5
 @dataclass

@@ -373,3 +373,86 @@ def test_c27_mismatches_are_refused_with_both_folders(tmp_path, words):
 def test_nothing_to_average(paths):
     with pytest.raises(ValueError, match="paths=.* give a list of at least one checkpoint folder"):
         average_checkpoints(paths)
+
+
+# -- checkpoints to go on from
+
+
+@pytest.fixture
+def run_folder(tmp_path):
+    """Four training checkpoints of a run, with what training leaves of them, and the model and optimiser at its end."""
+    model = small_model().train()
+    optimizer, torch_state = torch.optim.Adam(model.parameters(), lr=0.01), []
+    for step in range(1, 5):
+        model(torch.tensor([[4, 5]]), torch.tensor([[1, 6]])).sum().backward()
+        optimizer.step()
+        torch_state.append({name: weight.clone() for name, weight in model.state_dict().items()})
+        contents = module.checkpoint_contents(model, None, optimizer, {"step": step, "facts": {}}, scheduled=True)
+        module.add_to_run(tmp_path, step, contents, keep=4)
+    return tmp_path, torch_state, optimizer
+
+
+def test_what_will_be_written_is_a_copy():
+    model = small_model()
+    optimizer, progress = torch.optim.Adam(model.parameters()), {"losses": [1.0]}
+    model(torch.tensor([[4, 5]]), torch.tensor([[1, 6]])).sum().backward()
+    optimizer.step()
+    contents = module.checkpoint_contents(model, None, optimizer, progress)
+    before = json.dumps(contents, default=lambda tensor: tensor.tolist())
+    optimizer.step()
+    progress["losses"].append(2.0)
+    assert json.dumps(contents, default=lambda tensor: tensor.tolist()) == before
+    assert json.dumps(module.checkpoint_contents(model, None, optimizer, progress), default=lambda tensor: tensor.tolist()) != before
+
+
+def test_only_the_newest_two_keep_their_optimiser_and_all_their_weights(run_folder):
+    folder, states, _ = run_folder
+    there = [sorted(path.name for path in checkpoint.iterdir()) for checkpoint in sorted(folder.iterdir())]
+    assert ["optimizer.safetensors" in names for names in there] == [False, False, True, True]
+    for checkpoint, expected in zip(sorted(folder.iterdir()), states, strict=True):
+        loaded = load_checkpoint(checkpoint).model.state_dict()
+        assert all(torch.equal(loaded[name], tensor) for name, tensor in expected.items())
+    with pytest.raises(LookupError, match="step-00000002 holds no optimizer.safetensors"):
+        module.check_folder(folder / "step-00000002", training=True)
+
+
+def test_a_run_goes_on_from_the_second_newest_but_from_none_before(run_folder, capsys):
+    folder, states, optimizer = run_folder
+    (folder / "step-00000004" / "optimizer.safetensors").write_bytes(b"")
+    model = small_model(seed=9)
+    again = torch.optim.Adam(model.parameters(), lr=0.01)
+    assert module.load_newest(folder, model, again, {})["step"] == 3
+    assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in states[2].items())
+    assert {entry["step"].item() for entry in again.state.values()} == {3.0}
+    (folder / "step-00000003" / "progress.json").unlink()
+    with pytest.raises(ValueError, match="none of its 3 checkpoints is whole .step-00000002, step-00000001 lack the optimiser"):
+        module.load_newest(folder, model, again, {})
+    average_checkpoints([folder / "step-00000001", folder / "step-00000002"])
+
+
+def test_an_average_does_not_read_what_only_training_needs(run_folder, monkeypatch):
+    folder, _, _ = run_folder
+    read, real = [], module.sha256_of
+    monkeypatch.setattr(module, "sha256_of", lambda path: read.append(path.name) or real(path))
+    average_checkpoints(sorted(folder.iterdir()))
+    load_checkpoint(folder / "step-00000004")
+    assert {"model.safetensors"} < set(read) and not {"optimizer.safetensors", "progress.json"} & set(read)
+    module.check_folder(folder / "step-00000004", training=True)
+    assert {"optimizer.safetensors", "progress.json"} < set(read)
+
+
+@pytest.mark.parametrize("place", ["write_json", "unlink"])
+def test_a_crash_while_the_optimiser_is_removed_leaves_a_good_checkpoint(run_folder, monkeypatch, place):
+    folder, states, _ = run_folder
+
+    def crash(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module if place == "write_json" else Path, place, crash)
+    with pytest.raises(KeyboardInterrupt):
+        module.drop_optimizer(folder / "step-00000004")
+    monkeypatch.undo()
+    loaded = load_checkpoint(folder / "step-00000004").model.state_dict()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in states[3].items())
+    module.drop_optimizer(folder / "step-00000004")
+    assert not (folder / "step-00000004" / "optimizer.safetensors").exists()

@@ -133,6 +133,21 @@ def execute(command):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+APART = LONG_RUN + '''
+import json
+import annotated.runs
+torch.set_num_threads(1)
+with process_group("cpu", 60):
+    from annotated import checkpoints
+    read, real = [], checkpoints.load_progress
+    checkpoints.load_progress = lambda *given: read.append(1) or real(*given)
+    log = long_run(Path(sys.argv[1]) if ranks()[0] == 0 else Path(sys.argv[1] + "-elsewhere"))
+    read = sum_over_ranks(len(read) * (ranks()[0] == 0), len(read) * (ranks()[0] == 1))
+    if ranks()[0] == 0:
+        print(json.dumps({"steps": log[-1]["step"], "read": read}))
+'''
+
+
 TORCHRUN = "-m torch.distributed.run --standalone --nproc_per_node 2".split()
 
 
@@ -316,6 +331,33 @@ def test_sigterm_to_one_of_two_processes_stops_both_after_the_same_step(undistur
     run = meeting(lambda: launch_two(place / "faulty.py", folder, "none", 60), folder)
     assert [end(process)[0] for process in run] == [0, 0]
     assert digests(folder) == undisturbed
+
+
+def test_rank_0_reads_for_all_when_a_run_goes_on(undisturbed, place):
+    folder = place / "apart"
+    run = meeting(lambda: launch_two(place / "faulty.py", folder, "term", 60), folder)
+    assert [end(process)[0] for process in run] == [INTERRUPTED] * 2
+    (place / "apart.py").write_text(APART)
+    assert execute([*TORCHRUN, str(place / "apart.py"), str(folder)]) == {"steps": 40, "read": [1, 0]}
+    assert digests(folder) == undisturbed and not (place / "apart-elsewhere").exists()
+
+
+def test_a_rank_with_another_corpus_ends_all_with_the_same_message(place):
+    for name, word in (("corpus0", "Hund"), ("corpus1", "Katze")):
+        (place / name).mkdir()
+        for split in ("train", "valid", "test"):
+            (place / name / f"{split}.en").write_text("a dog sleeps\nthe dog sees a cat\n")
+            (place / name / f"{split}.de").write_text(f"ein {word} schläft\nder Hund sieht eine {word}\n")
+    small = "--out {} --N 1 --d-model 16 --d-ff 16 --h 2 --steps 2 --max-tokens 64 --tokenizer words --source en --target de".split()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    both = {"WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    run = [launch("-m", "annotated", "train", place / f"corpus{rank}", *[word.format(place / "never") for word in small],
+                  RANK=rank, LOCAL_RANK=rank, **both) for rank in range(2)]
+    for status, errors in [end(process, limit=120) for process in run]:
+        assert status == 2 and "error: rank 1 has another " in errors and "give all processes the same" in errors
+    assert not (place / "never").exists()
 
 
 def test_sigterm_to_torchrun_saves_and_leaves_nobody(place):

@@ -2,6 +2,8 @@
 
 import json
 import sys
+import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +13,7 @@ from annotated import runs
 from annotated.runs import (
     check_device,
     counting_seconds,
+    first_difference,
     forget_checkpoints,
     newest_checkpoint,
     run_checkpoints,
@@ -127,3 +130,105 @@ def test_no_more_at_once_than_there_are_devices(tmp_path):
         own = sorted((float(begin), float(end)) for name, begin, end in spans if name == device)
         assert all(end <= begin for (_, end), (begin, _) in zip(own, own[1:], strict=False))
     assert len(spans) == 4 and {name for name, *_ in spans} == {"even", "odd"}
+
+
+# Numbers that are read late, and tasks in the background
+
+def read_all(every, steps):
+    """What `Readings` hands out after each of some steps, whose number is their loss; the flag is up at step 3."""
+    readings = runs.Readings("cpu", every)
+    handed = [readings.add(f"step {k}", k == 3, torch.tensor(float(k)), torch.tensor(k / 2)) for k in range(1, steps + 1)]
+    return handed, readings.rest(), readings.rest()
+
+
+def numbers(*steps):
+    return [(f"step {k}", [float(k == 3), float(k), k / 2]) for k in steps]
+
+
+def test_readings_come_at_once_or_a_round_late_and_none_is_lost():
+    assert read_all(1, 4) == ([numbers(k) for k in (1, 2, 3, 4)], [], [])
+    assert read_all(2, 7) == ([[], [], [], numbers(1, 2), [], numbers(3, 4), []], numbers(5, 6, 7), [])
+    assert read_all(3, 3) == ([[], [], []], numbers(1, 2, 3), [])
+    assert runs.Readings("cpu").every == 1 and runs.READ_EVERY["cuda"] > 1
+
+
+def test_a_number_of_the_device_is_not_read_before_its_round(monkeypatch):
+    read = []
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: read.append(tensor.shape) or [[0.0]] * len(tensor))
+    readings = runs.Readings("cpu", every=4)
+    for _ in range(7):
+        readings.add(None, False, torch.tensor(1.0))
+    assert read == []
+    readings.add(None, False, torch.tensor(1.0))
+    assert read == [(4, 2)]
+
+
+def test_tasks_in_the_background_run_one_after_the_other_and_their_errors_come_back():
+    told, go, writes = [], threading.Event(), runs.Background()
+    writes.start(lambda: (go.wait(20), told.append("first")))
+    writes.wait(only_if_done=True)
+    assert told == [], "did not wait"
+    second = threading.Thread(target=writes.start, args=(lambda: told.append("second"),))
+    second.start()
+    time.sleep(0.05)
+    assert second.is_alive() and told == [], "two at once"
+    go.set()
+    second.join(20)
+    writes.wait()
+    assert told == ["first", "second"]
+    for look in (writes.wait, lambda: writes.start(print)):
+        writes.start(lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            look()
+        look()  # told once
+
+
+def test_leaving_the_block_waits_for_the_task():
+    told = []
+    with pytest.raises(KeyError), runs.Background() as writes:
+        writes.start(lambda: (time.sleep(0.1), told.append("written")))
+        raise KeyError
+    assert told == ["written"]
+
+
+# Which checkpoints stay
+
+def test_what_sigterm_wrote_is_not_scheduled_and_goes_with_the_next(tmp_path):
+    folder = steps(tmp_path / "run", 3, 4, 6, 9)
+    for number, scheduled in ((3, True), (4, False), (6, True)):  # 9 has no info, as those of an earlier version
+        (folder / f"step-{number:08d}" / "info.json").write_text(json.dumps({"scheduled": scheduled}))
+    assert [path.name[-1] for path in run_checkpoints(folder)] == ["3", "4", "6", "9"]
+    assert [path.name[-1] for path in run_checkpoints(folder, scheduled=True)] == ["3", "6", "9"]
+    forget_checkpoints(folder, keep=3)
+    assert [path.name[-1] for path in run_checkpoints(folder)] == ["3", "6", "9"]
+    (folder / "step-00000009" / "info.json").write_text(json.dumps({"scheduled": False}))
+    forget_checkpoints(folder, keep=1)
+    assert [path.name[-1] for path in run_checkpoints(folder)] == ["6", "9"], "the newest stays, whatever it is"
+
+
+def test_one_without_the_optimiser_is_passed_over_and_stays(tmp_path):
+    folder, told = steps(tmp_path / "run", 1, 2, 3), []
+
+    def check(path):
+        if path.name.endswith("3"):
+            raise ValueError("one bit is flipped")
+        raise LookupError("no optimiser")
+
+    with pytest.raises(ValueError, match="none of its 3 checkpoints is whole .step-00000002, step-00000001 lack the optimiser."):
+        newest_checkpoint(folder, check, told.append)
+    assert [path.name for path in run_checkpoints(folder)] == ["step-00000001", "step-00000002"] and len(told) == 1
+
+
+def test_the_first_fact_that_differs_is_named():
+    facts = {"corpus": "abc", "model": {"N": 1, "h": 2}}
+    assert first_difference(facts, dict(facts)) is None
+    assert first_difference(facts, {"corpus": "abd", "model": {}}) == ("corpus", "corpus", "abc", "abd")
+    assert first_difference(facts, {**facts, "model": {"N": 1, "h": 4}}) == ("model", "h", 2, 4)
+    assert first_difference({}, {"model": {"h": 4}}) == ("model", "h", None, 4)
+
+
+def test_a_bound_on_the_gradient_is_a_fact_and_none_is_what_earlier_runs_had():
+    torch.manual_seed(0)
+    model = Transformer(TransformerConfig(9, N=1, d_model=8, d_ff=8, h=1))
+    assert "clip" not in run_facts(model, TrainingConfig(), ())["training configuration"]
+    assert run_facts(model, TrainingConfig(clip=1.0), ())["training configuration"]["clip"] == 1.0

@@ -2,11 +2,13 @@
 
 import copy
 import errno
+import hashlib
 import json
 import math
 import os
 import shutil
 import signal
+import time
 from collections import Counter
 from dataclasses import fields, replace
 from itertools import chain, islice, repeat
@@ -16,6 +18,7 @@ import pytest
 import torch
 from helpers import one_thread
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from annotated import batches, checkpoints, runs, training
 from annotated.batches import Batch, EncodedPairs, write_encoded
@@ -94,7 +97,8 @@ def test_defaults_are_the_papers_base_run():
     ({"seed": -1}, "seed=-1.*at least 0"), ({"factor": 0.0}, r"factor=0\.0.*above 0"),
     ({"factor": math.nan}, "factor=nan"), ({"factor": math.inf}, "factor=inf"),
     ({"accumulate": 0}, "accumulate=0"), ({"save_every": 0}, "save_every=0"), ({"keep_last": 0}, "keep_last=0"),
-    ({"label_smoothing": 1.0}, r"label_smoothing=1\.0"), ({"precision": "fp16"}, "precision='fp16'.*'fp32' or 'bf16'"),
+    ({"label_smoothing": 1.0}, r"label_smoothing=1\.0"), ({"clip": -1.0}, r"clip=-1\.0.*0 for no bound"),
+    ({"clip": math.inf}, "clip=inf"), ({"clip": math.nan}, "clip=nan"), ({"precision": "fp16"}, "precision='fp16'.*'fp32' or 'bf16'"),
 ])
 def test_bad_configuration_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
@@ -366,6 +370,68 @@ def test_too_many_such_steps_in_a_row_end_the_run():
         train(poisoned(), always, PAIRS, replace(QUICK, max_skipped=4, validate_every=6), show_progress=False)
 
 
+def test_what_a_step_skipped_is_learned_late_and_named_as_it_was(monkeypatch):
+    """On a GPU the numbers of a step come rounds later; here rounds of 3 steps."""
+    monkeypatch.setattr(training, "validation_loss", lambda *_, **__: 1.0)
+    config, logs, weights = replace(QUICK, steps=16, max_tokens=6, validate_every=11), [], []
+    for every in (1, 3):
+        monkeypatch.setattr(runs, "READ_EVERY", {"cpu": every})
+        model = poisoned()
+        logs.append(train(model, PAIRS, PAIRS, config, show_progress=False))
+        weights.append(state(model))
+    assert logs[0] == logs[1] and any(row.get("skipped") for row in logs[0]) and torch.equal(*weights)
+    always, told = [([9, 4], [5, 6])] * 3, []
+    for every in (1, 3):
+        monkeypatch.setattr(runs, "READ_EVERY", {"cpu": every})
+        with pytest.raises(ValueError, match=r"gradients of 4 steps in a row are not finite, the last at step 4 with") as error:
+            train(poisoned(), always, PAIRS, replace(QUICK, steps=30, max_skipped=4, validate_every=30), show_progress=False)
+        told.append(str(error.value))
+    assert told[0] == told[1]
+
+
+class Waits(TorchDispatchMode):
+    """Counts where a number of a tensor is asked for: there the host waits for a GPU."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        boolean = function is torch.ops.aten.index.Tensor and any(i is not None and i.dtype == torch.bool for i in args[1])
+        waits = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default, torch.ops.aten.is_nonzero.default)
+        self.count += boolean or function in waits
+        return function(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("changes", [{}, {"accumulate": 2}, {"clip": 0.5}, {"precision": "bf16"}])
+def test_the_host_waits_for_nothing_in_a_step(changes, monkeypatch):
+    monkeypatch.setattr(training, "validation_loss", lambda *_, **__: 1.0)
+    with Waits() as asked:
+        assert bool(torch.ones(1)) and asked.count == 1
+        counts = []
+        real = training.backward_parts
+        monkeypatch.setattr(training, "backward_parts", lambda *given: (counts.append(asked.count), real(*given))[1])
+        train(tiny(dropout=0.1), PAIRS, PAIRS, replace(QUICK, steps=9, validate_every=9, **changes), show_progress=False)
+    assert len(counts) == 10 and counts[-1] == counts[0], "between the rehearsal and the last step nothing is asked for"
+
+
+@pytest.mark.parametrize("clip", [0.3, 1e9])
+def test_a_long_gradient_is_shortened_and_its_norm_logged(clip, monkeypatch):
+    norms, steps = [], torch.optim.Adam.step
+    model, other = tiny().double(), tiny().double()
+    config = replace(QUICK, validate_every=3)
+    log = train(model, PAIRS, PAIRS, replace(config, clip=clip), show_progress=False)
+
+    def clipped(optimizer, *given):
+        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+        norms.append(torch.nn.utils.clip_grad_norm_(weights, clip).item())
+        return steps(optimizer, *given)
+
+    monkeypatch.setattr(torch.optim.Adam, "step", clipped)
+    reference_train(other, PAIRS, config)
+    assert (state(model) - state(other)).abs().max() < 1e-5 < (state(model) - state(tiny().double())).abs().max()
+    assert [row["gradient_norm"] for row in log] == pytest.approx([sum(norms[:3]) / 3, sum(norms[3:]) / 3], rel=1e-6)
+    assert min(norms) > 0.3
+
+
 def test_largest_batch_runs_first_and_leaves_no_trace():
     model, sizes = tiny(dropout=0.3), []
     hook = model.encoder.register_forward_pre_hook(lambda _, given: sizes.append(given[0].shape[:2]))
@@ -532,6 +598,62 @@ def test_run_folder_changes_nothing_and_keeps_the_last(undisturbed, tmp_path):
     assert torch.equal(state(load_checkpoint(tmp_path / "undisturbed" / "step-00000012").model), undisturbed[2])
 
 
+def test_sigterm_is_heard_late_where_numbers_are_read_late(undisturbed, tmp_path, monkeypatch):
+    monkeypatch.setattr(runs, "READ_EVERY", {"cpu": 2})
+    config = replace(LONG, save_every=100, validate_every=12)
+    with pytest.raises(SystemExit) as stopped:  # in step 4; the round of steps 3 and 4 comes with that of 5 and 6
+        run(tmp_path / "run", hook=interrupt(after=1 + 2 * 3 + 1), config=config)
+    assert stopped.value.code == INTERRUPTED and [path.name[-2:] for path in run_checkpoints(tmp_path / "run")] == ["06"]
+    log, model = run(tmp_path / "run", seed=5, config=config)
+    assert log[-1]["valid_loss"] == undisturbed[1][-1]["valid_loss"] and torch.equal(state(model), undisturbed[2])
+
+
+def test_what_sigterm_wrote_stays_out_of_the_average_and_is_removed(tmp_path):
+    with pytest.raises(SystemExit):
+        run(tmp_path / "run", hook=interrupt(after=1 + 2 * 3 + 2 + 1))
+    assert [path.name[-2:] for path in run_checkpoints(tmp_path / "run", scheduled=True)] == ["03"]
+    run(tmp_path / "run", config=replace(LONG, steps=7))
+    assert [path.name[-2:] for path in run_checkpoints(tmp_path / "run")] == ["06", "07"] == \
+           [path.name[-2:] for path in run_checkpoints(tmp_path / "run", scheduled=True)]
+
+
+def as_of_an_earlier_version(folder):
+    """Take from a training checkpoint what earlier versions did not write, in place."""
+    progress, info = json.loads((folder / "progress.json").read_text()), json.loads((folder / "info.json").read_text())
+    del progress["place"], progress["norms"], info["scheduled"]
+    for row in progress["log"]:
+        del row["gradient_norm"]
+    manifest = json.loads((folder / MANIFEST).read_text())
+    for name, value in (("progress.json", progress), ("info.json", info)):
+        (folder / name).write_text(json.dumps(value))
+        manifest["files"][name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_going_on_begins_in_its_epoch_or_where_an_earlier_version_would_have(undisturbed, tmp_path, monkeypatch, earlier):
+    run(tmp_path / "run", config=replace(LONG, steps=9))
+    last = run_checkpoints(tmp_path / "run")[-1]
+    place = json.loads((last / "progress.json").read_text())["place"]
+    if earlier:
+        as_of_an_earlier_version(last)
+    cut, real = [], batches.epoch_batches
+    monkeypatch.setattr(batches, "epoch_batches", lambda pairs, size, seed, **rest: (cut.append(seed), real(pairs, size, seed, **rest))[1])
+    log, model = run(tmp_path / "run", seed=5)
+    assert torch.equal(state(model), undisturbed[2]) and log[-1]["valid_loss"] == undisturbed[1][-1]["valid_loss"]
+    assert cut[0] == ((0, 0) if earlier else (0, place[0])) and place[0] > 1, "replayed, or not begun where it stopped"
+    assert json.loads((run_checkpoints(tmp_path / "run")[-1] / "progress.json").read_text())["place"] == \
+           json.loads((run_checkpoints(tmp_path / "undisturbed")[-1] / "progress.json").read_text())["place"]
+
+
+def test_a_run_does_not_go_on_from_weights_alone(tmp_path):
+    run(tmp_path / "run", config=replace(LONG, keep_last=4))
+    for folder in run_checkpoints(tmp_path / "run")[-2:]:
+        (folder / "optimizer.safetensors").write_bytes(b"")
+    with pytest.raises(ValueError, match="none of its 4 checkpoints is whole .step-00000006, step-00000003 lack the optimiser"):
+        run(tmp_path / "run", config=replace(LONG, keep_last=4, steps=14))
+
+
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "progress.json", "manifest.json"])
 @pytest.mark.parametrize("damage", ["cut", "flipped", "missing"])
 def test_damaged_checkpoint_is_named_and_the_one_before_it_is_used(undisturbed, tmp_path, capsys, name, damage):
@@ -601,6 +723,26 @@ def test_full_disk_leaves_the_checkpoint_before_intact(undisturbed, tmp_path, mo
         run(tmp_path / "run")
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["step-00000003"]
     assert run(tmp_path / "run", seed=5)[0] == undisturbed[1] and digests(tmp_path / "run") == undisturbed[0]
+
+
+def test_training_goes_on_while_a_checkpoint_is_written_and_its_error_ends_the_run(tmp_path, monkeypatch):
+    passes, seen, real = [], [], checkpoints.save_file
+
+    def slow(tensors, path):
+        before, deadline = len(passes), time.time() + 20
+        while len(passes) == before and time.time() < deadline:  # until the loop goes on
+            time.sleep(0.001)
+        seen.append(len(passes) - before)
+        real(tensors, path)
+        if len(seen) == 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(checkpoints, "save_file", slow)
+    with pytest.raises(OSError, match="No space left"):
+        run(tmp_path / "run", config=replace(LONG, steps=40, save_every=10, validate_every=40),
+            hook=lambda *_: (passes.append(1), time.sleep(0.005))[0])
+    assert seen[0] > 0, "the loop stood still"
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["step-00000010"]
 
 
 # From a corpus to the book's model
