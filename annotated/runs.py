@@ -125,8 +125,8 @@ def network_of(model, compiled=False):
     network = torch.compile(Hidden(model), dynamic=True) if compiled else Hidden(model)
     if ranks()[1] == 1:
         return network
-    # nothing but weights changes, and gradients lie where they are sent from
-    return DistributedDataParallel(network, broadcast_buffers=False, gradient_as_bucket_view=True)
+    # gradients lie where they are sent from
+    return DistributedDataParallel(network, gradient_as_bucket_view=True)
 
 
 def quiet(network, wanted=True):
@@ -508,7 +508,7 @@ class Readings:
         rows = rows.to("cpu", non_blocking=True)
         if self.device.type == "cuda":
             event = torch.Event(self.device)
-            event.record()
+            event.record(torch.accelerator.current_stream(self.device.index))
         self.sent = steps, rows, event
 
     def _receive(self):

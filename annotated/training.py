@@ -86,26 +86,6 @@ def index_stream(pairs, max_tokens, seed=0, epoch=0, batch=0):
             yield (number, place), indices
         batch = 0
 
-# %% ../notebooks/17_training.ipynb #af06d399
-def shares(run, pairs):
-    """This process's part of each batch still to come: ((epoch, batch), indices, tokens, parts).
-
-    tokens: of the whole batch; parts: micro-batches on the device. A thread makes them ahead.
-    """
-    def make(numbered):
-        place, indices = numbered
-        made = [runs.pinned(batches.gather(pairs, indices, part, parts, multiple), run.device)
-                for part in range(parts)[run.rank * accumulate :][:accumulate]]
-        return place, indices, batches.real_tokens(pairs, indices), made
-
-    accumulate, multiple = run.config.accumulate, runs.MULTIPLE.get(run.device.type, 1)
-    parts, place = run.world * accumulate, run.progress["place"]
-    stream = index_stream(pairs, run.config.max_tokens, run.config.seed, *place)
-    left = islice(stream, run.config.steps - run.progress["step"])
-    with closing(batches.ahead(left, make)) as ready:
-        for *known, made in ready:
-            yield *known, [runs.moved(part, run.device) for part in made]
-
 # %% ../notebooks/17_training.ipynb #847260ca
 @contextmanager
 def evaluating(model):
@@ -246,6 +226,26 @@ def save_run(run, scheduled=True):
         contents = checkpoint_contents(run.model, run.tokenizer, run.optimizer, progress,
                                        scheduled=scheduled)
         run.writes.start(add_to_run, run.folder, step, contents, run.config.keep_last)
+
+# %% ../notebooks/17_training.ipynb #af06d399
+def shares(run, pairs):
+    """This process's part of each batch still to come: ((epoch, batch), indices, tokens, parts).
+
+    tokens: of the whole batch; parts: micro-batches on the device. A thread makes them ahead.
+    """
+    def make(numbered):
+        place, indices = numbered
+        made = [runs.pinned(batches.gather(pairs, indices, part, parts, multiple), run.device)
+                for part in range(parts)[run.rank * accumulate :][:accumulate]]
+        return place, indices, batches.real_tokens(pairs, indices), made
+
+    accumulate, multiple = run.config.accumulate, runs.MULTIPLE.get(run.device.type, 1)
+    parts, place = run.world * accumulate, run.progress["place"]
+    stream = index_stream(pairs, run.config.max_tokens, run.config.seed, *place)
+    left = islice(stream, run.config.steps - run.progress["step"])
+    with closing(batches.ahead(left, make)) as ready:
+        for *known, made in ready:
+            yield *known, [runs.moved(part, run.device) for part in made]
 
 # %% ../notebooks/17_training.ipynb #dbb50ed7
 def apply_gradient(run):

@@ -111,8 +111,7 @@ class Annotated(System):
         criterion = ChunkedLoss(0.1, PAD, reduction="sum")
         self.run.optimizer.zero_grad()
         loss = backward_shard(self.model, Batch(*batch), criterion, self.configs[precision], network=self.network).item()
-        self.run.progress["step"] += 1
-        apply_gradient(self.run, loss, torch.empty(0))
+        apply_gradient(self.run)
         return loss
 
     def prepare(self, precision):
