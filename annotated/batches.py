@@ -405,8 +405,8 @@ def real_tokens(pairs, indices):
     return int(pairs.lengths[indices, 1].sum())
 
 # %% ../notebooks/13_batches.ipynb #c86ad946
-def largest_batch(pairs, max_tokens, d_model):
-    """(pairs, tokens of the longest) of the batch that may take the most memory."""
+def largest_batch(pairs, max_tokens, d_model, multiple=1):
+    """(pairs, width) of the batch that may take the most memory, if widths are rounded up."""
     # counts: pairs of each length
     lengths, counts = pair_lengths(pairs), np.zeros(max_tokens + 1, dtype=np.int64)
     for start in range(0, len(lengths), 1 << 20):  # in parts, for the lengths may lie on the disk
@@ -414,8 +414,9 @@ def largest_batch(pairs, max_tokens, d_model):
                               minlength=max_tokens + 1)
     there = counts.nonzero()[0]
     rows = np.minimum(max_tokens // there, counts.cumsum()[there])
-    largest = (rows * there * (d_model + there)).argmax()
-    return int(rows[largest]), int(there[largest])
+    widths = there + -there % multiple
+    largest = (rows * widths * (d_model + widths)).argmax()
+    return int(rows[largest]), int(widths[largest])
 
 # %% ../notebooks/13_batches.ipynb #29abb700
 @dataclass
