@@ -165,11 +165,11 @@ def validation_loss(model, pairs, max_tokens=4096, shared=False, loss=LabelSmoot
 def rehearse(model, pairs, criterion, config, world=1):
     """Run the largest batch forward and backward; MemoryError if it does not fit."""
     device = next(model.parameters()).device
-    rows, longest = batches.largest_batch(pairs, config.max_tokens, model.config.d_model)
-    with runs.rehearsal(model, f"the largest batch, {rows} pairs of up to {longest} tokens"):
-        width = longest + -longest % runs.MULTIPLE.get(device.type, 1)
-        rows = -(-rows // (world * config.accumulate))
-        ids = torch.full((rows, width), UNKNOWN, device=device)
+    rows, width = batches.largest_batch(pairs, config.max_tokens, model.config.d_model,
+                                        runs.MULTIPLE.get(device.type, 1))
+    with runs.rehearsal(model, f"the largest batch, {rows} pairs of up to {width} tokens"):
+        shape = -(-rows // (world * config.accumulate)), width
+        ids = torch.full(shape, UNKNOWN, device=device)
         backward_parts(model, [Batch(ids, ids, ids)], ids.numel(), criterion, config)
 
 # %% ../notebooks/17_training.ipynb #49cdc869

@@ -432,12 +432,17 @@ def test_a_long_gradient_is_shortened_and_its_norm_logged(clip, monkeypatch):
     assert min(norms) > 0.3
 
 
-def test_largest_batch_runs_first_and_leaves_no_trace():
+@pytest.mark.parametrize("multiple, pairs", [(1, PAIRS), (8, PAIRS), (8, [([5] * 4, [6] * 4)] * 3 + [([5] * 15, [6])])])
+def test_largest_batch_runs_first_and_leaves_no_trace(multiple, pairs, monkeypatch):
+    """The last pairs: one of 16 tokens is more than three of 5, which take the more memory as three of 8."""
+    monkeypatch.setattr(runs, "MULTIPLE", {"cpu": multiple})
     model, sizes = tiny(dropout=0.3), []
     hook = model.encoder.register_forward_pre_hook(lambda _, given: sizes.append(given[0].shape[:2]))
-    train(model, PAIRS, PAIRS, replace(QUICK, steps=20), show_progress=False)
+    train(model, pairs, pairs[:1], replace(QUICK, steps=20, validate_every=20), show_progress=False)
     hook.remove()
-    assert sizes[0].numel() * sizes[0][1] == max(shape.numel() * shape[1] for shape in sizes)
+    needs = [shape.numel() * (16 + shape[1]) for shape in sizes]
+    assert needs[0] == max(needs)
+    assert not any(shape[1] % multiple for shape in sizes[:-1]), "the last is of the validation"
     torch.manual_seed(3)
     rehearse(model.train(), PAIRS, LabelSmoothingLoss(reduction="sum"), QUICK)
     drawn = torch.rand(4)
