@@ -16,7 +16,8 @@ RUN = {"losses": [10.2, 9.5, 7.0, 5.6, 5.0], "tokens a second": 250_000, "memory
 WELL = {  # what a machine with two good GPUs finds
     "versions": {"PyTorch": "2.13.0", "built for CUDA": "13.0", "nvidia-smi": "H100", "CUDA_VISIBLE_DEVICES": None, "refused": None,
                  "bfloat16": True, "GPUs": ["NVIDIA H100"] * 2, "memory": [80e9] * 2},
-    "steps": {kind: RUN for kind in ("fp32", "bf16", "fp32 compiled", "bf16 compiled")},
+    "steps": {kind: RUN for kind in ("fp32", "bf16")},
+    "compiled": {kind: RUN for kind in ("fp32 compiled", "bf16 compiled")},
     "resume": {"exit statuses": [0, -9, 0], "checkpoints when killed": ["step-00000010"], "last checkpoints": ["step-00000050"] * 3,
                "apart, both undisturbed": 1e-6, "apart, killed and resumed": 4e-6},
     "processes": {"1": {**RUN, "backend": "none"}, "2": {**RUN, "backend": "nccl"}},
@@ -27,7 +28,7 @@ WELL = {  # what a machine with two good GPUs finds
 def faults(part, change=lambda found: None, device="cuda"):
     found = json.loads(json.dumps(WELL[part]))
     change(found)
-    return gpu_check.judged(part, found, device, WELL["versions"])
+    return gpu_check.judged(part, found, device, WELL)
 
 
 @pytest.mark.parametrize("part", gpu_check.PARTS)
@@ -40,7 +41,10 @@ def test_good_measurements_have_no_faults(part):
     ("versions", lambda f: f.update({"bfloat16": False}), "no bfloat16"),
     ("steps", lambda f: f["bf16"].update({"losses": [10.2, 9.5, math.nan]}), "bf16: the loss does not fall"),
     ("steps", lambda f: f["fp32"].update({"losses": [10.2, 10.2]}), "fp32: the loss does not fall"),
-    ("steps", lambda f: f["bf16 compiled"].update({"losses": [10.2, 5.3]}), "bf16 compiled: the loss ends at 5.300, in fp32 at 5.000"),
+    ("steps", lambda f: f["bf16"].update({"losses": [10.2, 5.3]}), "bf16: the loss ends at 5.300, in fp32 at 5.000"),
+    ("compiled", lambda f: f["bf16 compiled"].update({"losses": [10.2, 5.3]}), "bf16 compiled: the loss ends at 5.300, in fp32 at 5.000"),
+    ("compiled", lambda f: [facts.update({"losses": [10.2, 5.3]}) for facts in f.values()], "fp32 compiled: the loss ends at 5.300"),
+    ("compiled", lambda f: f["bf16 compiled"].update({"tokens a second": 9_000}), "% of the peak"),
     ("steps", lambda f: f["bf16"].update({"tokens a second": 25_000}), r"bf16: [0-3]\.\d% of the peak of NVIDIA H100"),
     ("steps", lambda f: f["fp32"].update({"memory": 79e9}), "fp32: 79 of 80 GB in use"),
     ("resume", lambda f: f.update({"apart, killed and resumed": 1e-2}), r"the weights lie 1\.0e-02 from those of an undisturbed run"),
@@ -64,7 +68,9 @@ def test_every_part_can_fail(part, change, said):
 
 
 def test_one_gpu_alone_is_no_fault():
-    assert gpu_check.judged("processes", {}, "cuda", WELL["versions"]) == []
+    assert gpu_check.judged("processes", {}, "cuda", WELL) == []
+    assert gpu_check.judged("compiled", {}, "cpu", {}) == []
+    assert gpu_check.judged("compiled", WELL["compiled"], "cuda", {"steps": None}) == []
     assert list(gpu_check.lines_of("processes", {}, WELL["versions"])) == ["one GPU: nothing to compare"]
 
 
@@ -106,6 +112,7 @@ def test_on_processors_all_parts_are_well(tmp_path):
     assert status == 0, text
     parts = {part: facts["found"] for part, facts in report["parts"].items()}
     assert list(parts) == list(gpu_check.PARTS) and "all parts are well" in text and report["revision"] and report["modules"]
-    assert set(parts["steps"]) == {"fp32", "bf16"} and parts["steps"]["fp32"]["losses"] != parts["steps"]["bf16"]["losses"]
+    assert set(parts["steps"]) == {"fp32", "bf16"} and parts["compiled"] == {}
+    assert parts["steps"]["fp32"]["losses"] != parts["steps"]["bf16"]["losses"]
     assert parts["resume"]["apart, killed and resumed"] == parts["resume"]["apart, both undisturbed"] == 0, "to the bit on processors"
     assert parts["processes"]["2"]["backend"] == "gloo" and len(text.splitlines()) < 60
