@@ -226,6 +226,7 @@ MUTATIONS = [
      "parsing"),
     ("right-branching takes the root's label inside", "parsing", "label = max(inner, key=inner.get, default=root)", "label = root",
      "parsing"),
+    ("German quotes stay in the definition with plain ones", "evaluation", "map(plain_quotes, lines)", "lines", "evaluation"),
     ("punctuation is normalised as in English", "evaluation", "MosesPunctNormalizer(lang=language)", "MosesPunctNormalizer()",
      "evaluation"),
 ]
