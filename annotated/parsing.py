@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['linearize', 'delinearize', 'Treebank', 'load_treebank', 'ParsingVocabulary',
-           'bracket_f1', 'parse_sentences', 'train_parser', 'save_parser', 'score_parser']
+           'bracket_f1', 'TreeGrammar', 'parse_sentences', 'train_parser', 'save_parser',
+           'score_parser']
 
 # %% ../notebooks/22_parsing.ipynb #0a4a9e54
 import random
@@ -23,7 +24,7 @@ from .checkpoints import average_checkpoints, load_checkpoint, save_checkpoint
 from .decoding import beam_search, check_beam, greedy_decode
 from .files import checkout_data, data_root, describe_machine, find_file, provenance
 from .runs import run_checkpoints
-from .tokens import END, SPECIAL_PIECES, UNKNOWN
+from .tokens import BEGIN, END, SPECIAL_PIECES, UNKNOWN
 from .toy_language import generate_corpus, read_sentences
 from .training import TrainingConfig, train
 from .transformer import Transformer, TransformerConfig
@@ -399,13 +400,58 @@ def nearest_copy(trees):
 
     return parse
 
+# %% ../notebooks/22_parsing.ipynb #650ba98a
+class TreeGrammar:
+    """Which symbols may follow so that every output is a tree of its sentence; for `beam_search`.
+
+    sentences: lists of words, as in the batch; extra: symbols that an output may have more than its
+    input has positions, as in `beam_search`; at most MAX_DEPTH brackets are open at once.
+    """
+
+    def __init__(self, vocabulary, sentences, extra):
+        ids = vocabulary.symbol_ids
+        self.size, self.known = len(vocabulary), {(BEGIN,): (0, (), False)}
+        self.closing = {index: ids[")" + symbol[1:]] for symbol, index in ids.items()
+                        if symbol[0] == "("}
+        self.room = [len(vocabulary.encode_words(words)) + 1 + extra for words in sentences]
+        flat = [Tree("", [Tree(LEAF, (word,)) for word in words]) for words in sentences]
+        self.leaves = [vocabulary.encode_tree(tree)[1:-1] for tree in flat]  # without its bracket
+
+    def state(self, prefix):
+        """(leaves so far, closings that are due, whether the last symbol opened a bracket)."""
+        if prefix not in self.known:
+            (leaves, due, _), last = self.state(prefix[:-1]), prefix[-1]
+            opens, closes = last in self.closing, last in due[-1:]
+            due = (*due, self.closing[last]) if opens else due[:-1] if closes else due
+            self.known[prefix] = leaves + (not opens and not closes), due, opens
+        return self.known[prefix]
+
+    def following(self, sentence, prefix):
+        """The ids that may follow a prefix, a tuple of ids with BEGIN."""
+        leaves, due, opened = self.state(prefix)
+        if not due:
+            return [END] if len(prefix) > 1 else list(self.closing)
+        left = self.leaves[sentence][leaves:]
+        spare = self.room[sentence] - len(prefix) - len(left) - len(due)  # END needs one, too
+        found = left[:1] + ([] if opened or left and len(due) == 1 else [due[-1]])
+        return found + (list(self.closing) if left and spare > 1 and len(due) < MAX_DEPTH else [])
+
+    def __call__(self, rows, ids):
+        """As bools (rows · slots, symbols); rows: sentences; ids (rows, slots, symbols so far)."""
+        allowed = torch.zeros(*ids.shape[:2], self.size, dtype=torch.bool)
+        for row, sentence in enumerate(rows.tolist()):
+            for slot, prefix in enumerate(ids[row].tolist()):
+                allowed[row, slot, self.following(sentence, tuple(prefix))] = True
+        return allowed.flatten(0, 1).to(ids.device)
+
+
 # %% ../notebooks/22_parsing.ipynb #515390b2
 def parse_sentences(model, vocabulary, sentences, beam=21, alpha=0.3, extra=300, max_tokens=4096,
-                    show_progress=False):
+                    show_progress=False, constrained=False):
     """Parse sentences, each a list of words: a `Tree`, or `Malformed` with the reason (6.3).
 
     beam: 1 decodes greedily. max_tokens: padded source tokens in one batch, each counted for every
-    hypothesis. TypeError for a sentence that is one string, ValueError for one without a word and
+    hypothesis. constrained: write only what a `TreeGrammar` allows. TypeError for a sentence that is one string, ValueError for one without a word and
     for what `check_beam` refuses.
     """
     check_beam(beam, alpha)
@@ -424,8 +470,11 @@ def parse_sentences(model, vocabulary, sentences, beam=21, alpha=0.3, extra=300,
     trees, batches = [None] * len(sentences), token_batches(lengths, budget, order="sorted")
     for batch in tqdm(batches, "parsing", disable=not show_progress):
         source = pad([sources[i] for i in batch]).to(device)
-        found = (greedy_decode(model, source, extra) if beam == 1 else
-                 [best[0][0] for best in beam_search(model, source, beam, alpha, extra)])
+        rules = {}
+        if constrained:
+            rules["allowed"] = TreeGrammar(vocabulary, [sentences[i] for i in batch], extra)
+        found = (greedy_decode(model, source, extra) if beam == 1 and not constrained else
+                 [best[0][0] for best in beam_search(model, source, beam, alpha, extra, **rules)])
         for i, ids in zip(batch, found, strict=True):
             trees[i] = delinearize(vocabulary.symbols_of(ids), sentences[i])
     return trees
@@ -454,7 +503,8 @@ def parsing_scores(model, vocabulary, treebank, beam=21, alpha=0.3, extra=300, s
 
     sentences: score the first so many only. beam_sentences: search with the beam for the first so
     many only, which are then scored by greedy decoding on their own too. The rows: right-branching,
-    nearest copy, greedy, "beam 21" (unless beam is 1).
+    nearest copy, greedy, and, unless beam is 1, "beam 21" and "constrained", the same search under
+    a `TreeGrammar`.
     """
     gold = treebank.test[:sentences]
     words = [tree.words for tree in gold]
@@ -471,6 +521,8 @@ def parsing_scores(model, vocabulary, treebank, beam=21, alpha=0.3, extra=300, s
         rows[f"greedy{few}"] = bracket_f1(trees, gold)
         trees = parse_sentences(model, vocabulary, words, beam, **how)
         rows[f"beam {beam}{few}"] = bracket_f1(trees, gold)
+        held = parse_sentences(model, vocabulary, words, beam, constrained=True, **how)
+        rows[f"constrained{few}"] = bracket_f1(held, gold)
     return rows, trees
 
 # %% ../notebooks/22_parsing.ipynb #9f4680c6

@@ -1,5 +1,6 @@
 """Trees as sequences and back, bracket scores by hand and by nltk, treebanks, baselines, the command (section 6.3)."""
 
+import itertools
 import json
 import os
 import random
@@ -8,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 from helpers import ROOT, cells
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,6 +22,7 @@ from annotated.parsing import (
     Malformed,
     ParsingVocabulary,
     Treebank,
+    TreeGrammar,
     bracket_f1,
     delinearize,
     linearize,
@@ -33,6 +36,7 @@ from annotated.parsing import (
     tree_pairs,
 )
 from annotated.terminal import Parse
+from annotated.tokens import BEGIN, END
 from annotated.training import TrainingConfig
 from annotated.transformer import Transformer, TransformerConfig
 from annotated.trees import MAX_DEPTH, Tree, parse_tree, read_trees, stripped
@@ -518,3 +522,79 @@ def test_paper_table_has_the_printed_figures():
     page = cells(ROOT / "notebooks/22_parsing.ipynb")
     table = next(cell.source for cell in page if cell.source.startswith("TABLE_4"))
     assert re.findall(r"\b(\d\d\.\d)\)", table) == "88.3 90.4 90.4 91.7 91.3 91.3 91.3 92.1 92.1 92.7 93.0 93.3".split()
+
+
+# --- decoding under the grammar ---
+
+
+def all_trees(vocabulary, words, room):
+    """Every output that ends within `room` symbols and reads as a tree of the words, by trying all sequences of symbols."""
+    symbols, found = [vocabulary.symbol_ids[symbol] for symbol in vocabulary.symbols], set()
+    for length in range(3, room):
+        for ids in itertools.product(symbols, repeat=length):
+            if delinearize(vocabulary.symbols_of(ids), words):
+                found.add(ids)
+    return found
+
+
+def allowed_outputs(grammar, room):
+    """Every output that the grammar allows, symbol by symbol; none may run into the limit."""
+    open_ones, found = [(BEGIN,)], set()
+    while open_ones:
+        prefix = open_ones.pop()
+        following = grammar.following(0, prefix)
+        assert following, "a dead end"
+        for symbol in following:
+            if symbol == END:
+                found.add(prefix[1:])
+                assert len(prefix) <= room
+            else:
+                open_ones.append((*prefix, symbol))
+    return found
+
+
+@pytest.mark.parametrize("words, labels, room", [(["a"], "XY", 6), (["a", "b"], "XY", 8), (["a", "b", "c"], "X", 9), (["a", "b"], "X", 9)])
+def test_the_grammar_allows_the_trees_of_a_sentence_and_nothing_else(words, labels, room):
+    trees = [parse_tree(f"({label} (T a))") for label in labels]
+    vocabulary = ParsingVocabulary.fit(trees, leaves=LEAF)
+    grammar = TreeGrammar(vocabulary, [words], extra=room - len(words) - 1)
+    assert allowed_outputs(grammar, room) == all_trees(vocabulary, words, room)
+
+
+@pytest.mark.parametrize("leaves", ["words", "numbers", LEAF])
+def test_an_untrained_model_writes_trees_under_the_grammar_with_every_kind_of_leaf(leaves):
+    trees = [parse_tree("(S (NP (T a) (T b)) (VP (T c)))"), parse_tree("(S (X (T d)))")]
+    vocabulary = ParsingVocabulary.fit(trees, leaves=leaves)
+    torch.manual_seed(0)
+    model = Transformer(TransformerConfig.tiny(len(vocabulary))).eval()
+    sentences = [["a", "b", "c"], ["d"], ["a", "new", "word", "and", "b"]]
+    for beam in (1, 3):
+        found = parse_sentences(model, vocabulary, sentences, beam, extra=20, constrained=True)
+        assert [tree.words for tree in found] == sentences
+    assert not any(parse_sentences(model, vocabulary, sentences, 3, extra=20)), "unconstrained, this model writes none"
+
+
+def test_the_grammar_lets_only_the_next_leaf_follow():
+    vocabulary = ParsingVocabulary.fit([parse_tree("(S (NP (T a) (T b)) (VP (T c)))")], leaves="numbers")
+    grammar = TreeGrammar(vocabulary, [["a", "b", "c"]], extra=9)
+    prefix = (BEGIN, *vocabulary.encode_tree(parse_tree("(S (NP (T a) (T b)) (VP (T c)))")))
+    numbers = [[vocabulary.table[i] for i in grammar.following(0, prefix[:n]) if vocabulary.table[i].isdigit()] for n in range(1, len(prefix))]
+    assert numbers == [[], ["0"], ["0"], ["1"], ["2"], ["2"], ["2"], [], []]
+
+
+def test_a_wide_constrained_beam_finds_the_most_probable_tree():
+    """Of all trees of two words within eight symbols, each scored by the model in one pass."""
+    vocabulary = ParsingVocabulary.fit([parse_tree("(X (T a))"), parse_tree("(Y (T a))")], leaves=LEAF)
+    torch.manual_seed(1)
+    model = Transformer(TransformerConfig.tiny(len(vocabulary))).eval()
+    words, extra = ["a", "a"], 5
+    source = torch.tensor([[*vocabulary.encode_words(words), END]])
+
+    def log_p(ids):
+        with torch.no_grad():
+            each = model(source, torch.tensor([[BEGIN, *ids]]))[0].log_softmax(dim=-1)
+        return each[range(len(ids) + 1), [*ids, END]].sum().item()
+
+    best = max(all_trees(vocabulary, words, len(words) + 1 + extra), key=log_p)
+    (tree,) = parse_sentences(model, vocabulary, [words], beam=200, alpha=0.0, extra=extra, constrained=True)
+    assert tree == delinearize(vocabulary.symbols_of(best), words)
