@@ -222,6 +222,7 @@ def test_worst_median_and_best_over_all_runs_by_hand():
     assert "| C | Q, 2 threads; incomplete; under load | ?, 1,000, ? | 10 | ? | 30% | 1234567 |" in text
     assert over.reached_by_all(runs) == (0, 1) and over.reached_by_all({"B": runs["B"]}) == (1, 1)
     assert over.reached_by_all({"B": runs["B"], "C": runs["C"]}) == (1, 1), "the median of 2 and 1.2 is enough"
+    assert over.reached_by_all({"C": runs["C"]}) == (0, 1), "1.2 is enough for every run, and too little for the median"
     assert over.quote(runs, claim.cell, ("annotated", "best"), ("ctranslate2", "best")) == "0.50 / 1.20 / 2.00"
     assert over.quote(runs, claim.cell, ("annotated", "int8"), ("ctranslate2", "int8")) == "0.50 / 1.25 / 2.00 (2 runs)"
     assert over.extent(runs) == "3 runs on 2 kinds of machine"
@@ -390,8 +391,9 @@ def test_a_worker_that_dies_or_hangs_is_reported():
         assert worker.process.poll() is not None
 
 
-def test_a_run_goes_on_without_a_system_that_fails(tmp_path, monkeypatch, capsys):
-    """The whole program with made-up workers: one works, one cannot be built, one dies at its second visit."""
+@pytest.mark.parametrize("load", [0.02, 0.3])
+def test_a_run_goes_on_without_a_system_that_fails(tmp_path, monkeypatch, capsys, load):
+    """The whole program with made-up workers: one works, one cannot be built, one dies at its second visit; marked if under load."""
     code = """
 import os, sys
 from benchmarks.protocol import serve
@@ -408,14 +410,15 @@ def handle(request):
 serve(handle, sys.stdin, sys.stdout)
 """
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(program.Watch, "foreign", lambda self: 0.0)
+    monkeypatch.setattr(program.Watch, "foreign", lambda self: load)
     monkeypatch.setattr(program.report, "draw", lambda *_: [])
     monkeypatch.setattr(program.Group, "start", staticmethod(lambda system, table, options: Worker(
         [sys.executable, "-c", code, system], {**os.environ, "PYTHONPATH": str(ROOT)})))
-    arguments = ["--only", "train, base, equal lengths, fair", "--systems", "annotated,torch,marian", "--effort", "0.05"]
+    arguments = ["--only", "train, base, equal lengths, fair", "--systems", "annotated,torch,marian", "--effort", "0.05",
+                 "--busy-anyway"]
     assert program.main(arguments) == 0
     results = json.loads((tmp_path / "_build/bench/part.json").read_text())
-    assert results["load"] == {"before": 0.0, "worst": 0.0} and results["disturbed"] is False and len(results["rates"]) == 1
+    assert results["load"]["before"] == load and results["disturbed"] is (load > 0.1) and len(results["rates"]) == 1
     cells = results["cells"]
     rows = {entry["name"]: entry for entry in cells[0]["entrants"]}
     assert rows["annotated fp32"]["tokens"] == 100 and len(rows["annotated fp32"]["seconds"]) >= 3 and rows["annotated fp32"]["peak"] == 5
