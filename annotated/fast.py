@@ -57,8 +57,11 @@ class _ChunkedSum(torch.autograd.Function):
     """The summed loss of `hidden @ weight.T` chunk by chunk, its gradient made along the way."""
 
     @staticmethod
-    def forward(ctx, hidden, weight, target, smoothing, chunk):
-        """hidden (tokens, d_model), weight (vocab_size, d_model), target (tokens,) -> sum, nats."""
+    def forward(ctx, hidden, weight, target, smoothing, chunk, pad_id=None):
+        """hidden (tokens, d_model), weight (vocab_size, d_model), target (tokens,) -> sum, nats.
+
+        pad_id: of tokens that do not count, or None where none is left.
+        """
         device, V = hidden.device.type, len(weight)
         low = torch.is_autocast_enabled(device)
         dtype = torch.get_autocast_dtype(device) if low else weight.dtype
@@ -72,7 +75,7 @@ class _ChunkedSum(torch.autograd.Function):
             for x, right, slope in zip(*parts, strict=True):
                 x = x.to(dtype)  # (chunk, d_model)
                 logits = x @ matrix.T  # (chunk, vocab_size)
-                total += _loss_to_slope(logits, right, smoothing, rows, total.dtype)
+                total += _loss_to_slope(logits, right, smoothing, rows, total.dtype, pad_id)
                 slope.copy_(logits @ matrix)
                 if dtype == weight.dtype:
                     outer = logits.T @ x if outer is None else outer.addmm_(logits.T, x)
@@ -88,10 +91,10 @@ class _ChunkedSum(torch.autograd.Function):
         """The gradients of hidden and weight, times the one from outside; to be called once."""
         hidden, weight = (grad.mul_(outer) for grad in ctx.grads)
         ctx.grads = None
-        return hidden, weight, None, None, None
+        return hidden, weight, None, None, None, None
 
 # %% ../notebooks/24_fast.ipynb #e0072332
-def _loss_to_slope(logits, target, smoothing, rows, dtype):
+def _loss_to_slope(logits, target, smoothing, rows, dtype, pad_id=None):
     """The sum of the losses; logits (tokens, vocab_size) become their gradients, by a few rows."""
     total, V = 0.0, logits.size(1)
     for part, at in zip(logits.split(rows), target.unsqueeze(1).split(rows), strict=True):
@@ -99,9 +102,12 @@ def _loss_to_slope(logits, target, smoothing, rows, dtype):
         p = z.softmax(dim=1)  # (rows, vocab_size)
         log_sum = z.amax(dim=1) - p.amax(dim=1).log()  # (rows,), of the exponentials
         right = (1 - smoothing) * z.gather(1, at).squeeze(1)
-        total += (log_sum - right - smoothing * z.mean(dim=1)).sum()
-        asked = p.new_full(at.shape, smoothing - 1)
-        part.copy_(p.sub_(smoothing / V).scatter_add_(1, at, asked))  # p - q
+        loss, asked = log_sum - right - smoothing * z.mean(dim=1), p.new_full(at.shape, smoothing - 1)
+        p.sub_(smoothing / V).scatter_add_(1, at, asked)  # p - q
+        if pad_id is not None:
+            loss, p = loss * (at != pad_id).squeeze(1), p.mul_(at != pad_id)
+        total += loss.sum()
+        part.copy_(p)
     return total
 
 # %% ../notebooks/24_fast.ipynb #bcacd5ad
@@ -115,15 +121,18 @@ class ChunkedLoss(LabelSmoothingLoss):
         whole = chunk or max(512, (1 << (27 if hidden.is_cuda else 22)) // len(weight))
         if target.numel() <= whole:
             return super().of_hidden(hidden, weight, target)
-        real = target != self.pad_id
-        hidden, target = hidden[real], target[real]  # (tokens, d_model), (tokens,)
+        real, pad_id = target != self.pad_id, self.pad_id
+        if hidden.is_cuda:  # to leave padding out would mean to wait for how much there is
+            hidden, target = hidden.flatten(0, -2), target.flatten()
+        else:
+            hidden, target, pad_id = hidden[real], target[real], None
         if torch.is_grad_enabled():
-            total = _ChunkedSum.apply(hidden, weight, target, self.smoothing, chunk)
+            total = _ChunkedSum.apply(hidden, weight, target, self.smoothing, chunk, pad_id)
         else:
             parts = zip(hidden.split(whole), target.split(whole), strict=True)
-            alike = LabelSmoothingLoss(self.smoothing, pad_id=-1, reduction="sum")
+            alike = LabelSmoothingLoss(self.smoothing, self.pad_id, reduction="sum")
             total = sum(alike.of_hidden(x, weight, right) for x, right in parts)
-        return total if self.reduction == "sum" else total / len(target)
+        return total if self.reduction == "sum" else total / real.sum()
 
 # %% ../notebooks/24_fast.ipynb #50eb271f
 _Scores = Float[Tensor, "*#batch queries keys"]

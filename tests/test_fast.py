@@ -352,6 +352,22 @@ def test_one_chunk_is_the_plain_loss_bit_for_bit():
     assert criterion.of_hidden(hidden, weight, target) == LabelSmoothingLoss(0.1, reduction="sum")(hidden @ weight.T, target)
 
 
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+@pytest.mark.parametrize("graded", [True, False])
+def test_on_a_gpu_padding_stays_in_and_counts_nothing(monkeypatch, reduction, graded):
+    """Tensors of the processor that say they are on a GPU: there, to leave padding out would mean to wait for how much there is."""
+    hidden, weight = (torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in ((6, 50, 16), (97, 16)))
+    target = torch.randint(0, 97, (6, 50)).index_fill(1, torch.arange(40, 50), PAD)
+    plain = LabelSmoothingLoss(0.1, PAD, reduction=reduction).of_hidden(hidden, weight, target)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    with torch.set_grad_enabled(graded):
+        loss = ChunkedLoss(0.1, PAD, reduction=reduction).of_hidden(hidden, weight, target, chunk=64)
+    torch.testing.assert_close(loss, plain, rtol=0, atol=1e-10, check_layout=False)
+    if graded:
+        for ours, theirs in zip(torch.autograd.grad(loss, (hidden, weight)), torch.autograd.grad(plain, (hidden, weight)), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
+
+
 @pytest.mark.parametrize("reduction, nothing", [("sum", 0.0), ("mean", math.nan)])
 def test_chunks_of_padding_alone_are_as_the_plain_loss_has_them(reduction, nothing):
     hidden, weight, target = torch.randn(2, 9, 4, requires_grad=True), torch.randn(7, 4), torch.zeros(2, 9, dtype=torch.int64)

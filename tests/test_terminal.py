@@ -432,7 +432,7 @@ def test_command_trains_scores_and_writes(tmp_path, capsys):
     command = [str(tmp_path / "own"), "--out", str(model), "--results", str(results), "--trees", str(trees), *small]
     main(["parse", *command])
     found = json.loads(results.read_text())
-    assert list(found["scores"]) == ["right-branching", "nearest copy", "greedy", "beam 2"] and found["scores"]["greedy"]["sentences"] == 2
+    assert list(found["scores"]) == ["right-branching", "nearest copy", "greedy", "beam 2", "constrained"] and found["scores"]["greedy"]["sentences"] == 2
     assert found["treebank"] == "own" and found["seed"] == 0 and found["training"]["steps"] == 4
     assert found["pairs"] == {"copies": 2, "min_frequency": 3, "leaves": "XX", "parts": True}  # the preset gum, but for what was given
     assert found["averaged"] == ["step-00000002", "step-00000004"] and found["command"].startswith("annotated parse ")
