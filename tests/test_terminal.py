@@ -440,7 +440,7 @@ def test_command_trains_scores_and_writes(tmp_path, capsys):
     before = (model / "model.safetensors").read_bytes()
     main(["parse", *command, "--beam-sentences", "1"])
     rows = json.loads(results.read_text())["scores"]
-    assert {name: rows[name]["sentences"] for name in list(rows)[2:]} == {"greedy": 2, "greedy, first 1": 1, "beam 2, first 1": 1}
+    assert {name: rows[name]["sentences"] for name in list(rows)[2:]} == {"greedy": 2, "greedy, first 1": 1, "beam 2, first 1": 1, "constrained, first 1": 1}
     assert len(trees.read_text().splitlines()) == 1
     main(["parse", *command, "--sentences", "1"])  # the model is there: scored, not trained
     again = json.loads(results.read_text())
