@@ -57,10 +57,10 @@ class _ChunkedSum(torch.autograd.Function):
     """The summed loss of `hidden @ weight.T` chunk by chunk, its gradient made along the way."""
 
     @staticmethod
-    def forward(ctx, hidden, weight, target, smoothing, chunk, pad_id=None):
+    def forward(ctx, hidden, weight, target, smoothing, chunk, pad_id):
         """hidden (tokens, d_model), weight (vocab_size, d_model), target (tokens,) -> sum, nats.
 
-        pad_id: of tokens that do not count, or None where none is left.
+        pad_id: of tokens that do not count; on the CPU there are none.
         """
         device, V = hidden.device.type, len(weight)
         low = torch.is_autocast_enabled(device)
@@ -94,7 +94,7 @@ class _ChunkedSum(torch.autograd.Function):
         return hidden, weight, None, None, None, None
 
 # %% ../notebooks/24_fast.ipynb #e0072332
-def _loss_to_slope(logits, target, smoothing, rows, dtype, pad_id=None):
+def _loss_to_slope(logits, target, smoothing, rows, dtype, pad_id):
     """The sum of the losses; logits (tokens, vocab_size) become their gradients, by a few rows."""
     total, V = 0.0, logits.size(1)
     for part, at in zip(logits.split(rows), target.unsqueeze(1).split(rows), strict=True):
@@ -102,12 +102,10 @@ def _loss_to_slope(logits, target, smoothing, rows, dtype, pad_id=None):
         p = z.softmax(dim=1)  # (rows, vocab_size)
         log_sum = z.amax(dim=1) - p.amax(dim=1).log()  # (rows,), of the exponentials
         right = (1 - smoothing) * z.gather(1, at).squeeze(1)
-        loss, asked = log_sum - right - smoothing * z.mean(dim=1), p.new_full(at.shape, smoothing - 1)
-        p.sub_(smoothing / V).scatter_add_(1, at, asked)  # p - q
-        if pad_id is not None:
-            loss, p = loss * (at != pad_id).squeeze(1), p.mul_(at != pad_id)
-        total += loss.sum()
-        part.copy_(p)
+        loss, real = log_sum - right - smoothing * z.mean(dim=1), not logits.is_cuda or at != pad_id
+        total += (loss if real is True else loss * real.squeeze(1)).sum()
+        p.sub_(smoothing / V).scatter_add_(1, at, p.new_full(at.shape, smoothing - 1))  # p - q
+        part.copy_(p if real is True else p.mul_(real))
     return total
 
 # %% ../notebooks/24_fast.ipynb #bcacd5ad
@@ -121,13 +119,11 @@ class ChunkedLoss(LabelSmoothingLoss):
         whole = chunk or max(512, (1 << (27 if hidden.is_cuda else 22)) // len(weight))
         if target.numel() <= whole:
             return super().of_hidden(hidden, weight, target)
-        real, pad_id = target != self.pad_id, self.pad_id
-        if hidden.is_cuda:  # to leave padding out would mean to wait for how much there is
-            hidden, target = hidden.flatten(0, -2), target.flatten()
-        else:
-            hidden, target, pad_id = hidden[real], target[real], None
+        # to leave padding out on a GPU would mean to wait for how much there is
+        real, gpu, axes = target != self.pad_id, hidden.is_cuda, target.ndim - 1
+        hidden, target = (x.flatten(0, axes) if gpu else x[real] for x in (hidden, target))
         if torch.is_grad_enabled():
-            total = _ChunkedSum.apply(hidden, weight, target, self.smoothing, chunk, pad_id)
+            total = _ChunkedSum.apply(hidden, weight, target, self.smoothing, chunk, self.pad_id)
         else:
             parts = zip(hidden.split(whole), target.split(whole), strict=True)
             alike = LabelSmoothingLoss(self.smoothing, self.pad_id, reduction="sum")

@@ -451,8 +451,8 @@ def parse_sentences(model, vocabulary, sentences, beam=21, alpha=0.3, extra=300,
     """Parse sentences, each a list of words: a `Tree`, or `Malformed` with the reason (6.3).
 
     beam: 1 decodes greedily. max_tokens: padded source tokens in one batch, each counted for every
-    hypothesis. constrained: write only what a `TreeGrammar` allows. TypeError for a sentence that is one string, ValueError for one without a word and
-    for what `check_beam` refuses.
+    hypothesis. constrained: write only what a `TreeGrammar` allows. TypeError for a sentence that
+    is one string, ValueError for one without a word and for what `check_beam` refuses.
     """
     check_beam(beam, alpha)
     sentences = list(sentences)

@@ -578,7 +578,8 @@ def test_the_grammar_lets_only_the_next_leaf_follow():
     vocabulary = ParsingVocabulary.fit([parse_tree("(S (NP (T a) (T b)) (VP (T c)))")], leaves="numbers")
     grammar = TreeGrammar(vocabulary, [["a", "b", "c"]], extra=9)
     prefix = (BEGIN, *vocabulary.encode_tree(parse_tree("(S (NP (T a) (T b)) (VP (T c)))")))
-    numbers = [[vocabulary.table[i] for i in grammar.following(0, prefix[:n]) if vocabulary.table[i].isdigit()] for n in range(1, len(prefix))]
+    following = [[vocabulary.table[i] for i in grammar.following(0, prefix[:n])] for n in range(1, len(prefix))]
+    numbers = [[symbol for symbol in some if symbol.isdigit()] for some in following]
     assert numbers == [[], ["0"], ["0"], ["1"], ["2"], ["2"], ["2"], [], []]
 
 
