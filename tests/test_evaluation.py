@@ -26,6 +26,7 @@ from annotated.evaluation import (
     links_from_attention,
     moses_tokenise,
     multi30k_form,
+    plain_quotes,
     split_compounds,
     training_flops,
 )
@@ -114,6 +115,29 @@ def test_compound_split_entry_is_multi_bleu_on_split_tokens():
     assert REPORT["compound_split"].score > REPORT["tokenised"].score
 
 
+def test_split_entry_with_plain_quotes_is_sacrebleu_on_replaced_text():
+    """sacreBLEU itself, on text in which „ and “ were replaced by hand, in Moses tokens split at hyphens."""
+    def replaced(lines):
+        straight = [line.translate({0x201E: 0x22, 0x201C: 0x22}) for line in lines]
+        return [" ".join(tokens).replace("-", " ##AT##-##AT## ") for tokens in moses(straight)]
+
+    def plain_bleu(hypotheses, references):
+        return sacrebleu.corpus_bleu(hypotheses, [references], tokenize="none", smooth_method="none", force=True).score
+
+    assert REPORT["split_plain_quotes"].score == pytest.approx(plain_bleu(replaced(HYPOTHESES), replaced(REFERENCES)), abs=1e-9)
+    assert REPORT["split_plain_quotes"].score > REPORT["compound_split"].score + 1, "one of six has other quotes than its reference"
+    assert REPORT["split_plain_quotes"].signature.startswith("quotes „“ to \" + moses(sacremoses")
+
+
+def test_plain_quotes_help_on_either_side_and_change_nothing_else():
+    german, straight = "Er sagt „nein“ – oft", 'Er sagt "nein" – oft'
+    for pair in ((german, straight), (straight, german), (german, german)):
+        report = bleu_report(pair[:1], pair[1:], bootstrap=0)
+        assert report["split_plain_quotes"].score == pytest.approx(100)
+        assert (report["compound_split"].score == pytest.approx(100)) == (pair[0] == pair[1])
+    assert plain_quotes("»so« ‚so‘ 'so' – E-Mail") == "»so« ‚so‘ 'so' – E-Mail"
+
+
 def test_multi30k_entry_forgives_case_and_the_shape_of_marks():
     forms = [[line.split() for line in multi30k_form(lines)] for lines in (HYPOTHESES, REFERENCES)]
     assert REPORT["multi30k"].score == pytest.approx(scratch_bleu(*forms), abs=1e-9)
@@ -166,7 +190,7 @@ def test_every_entry_is_named_defined_and_signed():
     for name in set(DEFINITIONS) - {"perplexity"}:
         signature = report[name].signature
         assert f"version:{sacrebleu.__version__}" in signature and "bs:100|seed:12345" in signature
-        moses = name in ("tokenised", "tokenised_lowercase", "compound_split", "multi30k")
+        moses = name in ("tokenised", "tokenised_lowercase", "compound_split", "split_plain_quotes", "multi30k")
         assert ("sacremoses" in signature) == moses
         assert ("tok:none|smooth:none" in signature) == ("sacremoses" in signature)
     text = str(report)
