@@ -96,6 +96,9 @@ lengths: setup  ## translate toy sentences longer than those of training, for pa
 since: setup  ## train each change since 2017 on toy, three seeds, for page 26 (about 15 minutes on 1 core)
 	$(PYTHON) experiments/since_the_paper.py
 
+two-processes: setup  ## one process and two train the same on Multi30k (about 15 minutes on 2 cores)
+	$(PYTHON) experiments/two_processes.py
+
 padding: setup  ## shares of padding in Multi30k, for page 13 (a minute)
 	$(PYTHON) experiments/padding.py multi30k results/padding.json
 
@@ -106,6 +109,9 @@ parse-craft: setup  ## the same on the treebank CRAFT (about 50 minutes on 1 cor
 	bash experiments/treebanks.sh craft
 
 wmt: setup  ## the full WMT14 run of page 23 on this machine's GPUs (WMT_SIZE=base|big WMT_PAIR=en-de|en-fr); days
-	WMT_RUN=full $(PYTHON) tools/book.py 23
+	WMT_RUN=full $(PYTHON) tools/wmt.py
 
-.PHONY: help setup book site test test-site axe test-long results toy lint lab sync export bench multi30k multi30k-record newstest variations lengths since padding parse-gum parse-craft wmt
+gpu-check: setup  ## ten minutes on this machine's GPUs before a run costs money: _build/gpu_check/report.txt (CHECK="--device cpu": a tiny model)
+	$(PYTHON) tools/gpu_check.py $(CHECK)
+
+.PHONY: help setup book site test test-site axe test-long results toy lint lab sync export bench multi30k multi30k-record newstest variations lengths since padding parse-gum parse-craft wmt gpu-check two-processes

@@ -49,7 +49,7 @@ def split_compounds(line):
 
 # %% ../notebooks/19_evaluation.ipynb #5b1d07ab
 def plain_quotes(line):
-    """A line with straight quotation marks for the German ones; newstest2014 has 330 „ and 329 “."""
+    """A line with straight quotation marks for „ and “; newstest2014 has 330 and 329 of them."""
     return line.replace("„", '"').replace("“", '"')
 
 # %% ../notebooks/19_evaluation.ipynb #23cc4370

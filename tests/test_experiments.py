@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from annotated.transformer import TransformerConfig
 sys.path.insert(0, str(ROOT / "experiments"))
 import lengths  # noqa: E402
 import padding  # noqa: E402
+import two_processes  # noqa: E402
 
 
 def test_c22_padding_is_counted_from_the_lengths_of_the_tokenized_sides():
@@ -38,6 +40,31 @@ def test_c17_lengths_are_written_for_both_kinds_of_positions(tmp_path, monkeypat
     kept = json.loads((tmp_path / "l.json").read_text())
     assert kept["longest"] == 7 and len(kept["runs"]) == 4 and kept["training"]["steps"] == 3
     assert kept["model"]["d_model"] == 128 and TransformerConfig(**kept["model"])
+
+
+def test_two_processes_and_one_get_the_same_options_and_are_scored_by_the_same_command(tmp_path, monkeypatch):
+    asked, run = [], subprocess.run
+
+    def done(command, **options):
+        if "annotated" not in command:  # git, say, for the revision
+            return run(command, **options)
+        words = command[command.index("annotated") + 1:]
+        asked.append((command[:command.index("annotated")], words))
+        if words[0] == "score":
+            Path(words[-1]).mkdir()
+            (Path(words[-1]) / "test.json").write_bytes((ROOT / "results" / "multi30k" / "test.json").read_bytes())
+
+    monkeypatch.setattr(two_processes.subprocess, "run", done)
+    first = two_processes.main(tmp_path / "t.json", runs=[(1, 0), (2, 0)])
+    (one, _), _, (two, _), _ = asked
+    assert "--nproc-per-node=2" in two and "torch.distributed.run" in two and "torch.distributed.run" not in one
+    same = [[word for word in words if not word.startswith("/")] for _, words in asked]
+    assert same[0] == same[2] and same[1] == same[3]
+    options = train_options(asked[0][1][1:])
+    assert (options.sizes.d_model, options.sizes.vocab_size, options.training.steps) == (128, 4000, 500)
+    assert first == two_processes.main(tmp_path / "t.json", runs=[(1, 0), (2, 0)]) and len(asked) == 4, "a kept run was made again"
+    two_processes.main(tmp_path / "t.json", runs=[(1, 0)], options=two_processes.OPTIONS | {"steps": 3})
+    assert len(asked) == 6
 
 
 @pytest.mark.parametrize("script", sorted((ROOT / "experiments").glob("*.sh")), ids=lambda path: path.stem)

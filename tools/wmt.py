@@ -1,0 +1,51 @@
+"""`make wmt`: execute a copy of page 23, for as long as it takes, and show what its cells print as they end.
+
+    WMT_RUN=full python tools/wmt.py     with WMT_SIZE=base|big and WMT_PAIR=en-de|en-fr
+
+The copy with its outputs stays in _build/wmt/, also of a run that failed; then the exit status is 1.
+"""
+
+import math
+import sys
+
+import nbformat
+from book import last_words
+from nbclient.exceptions import CellExecutionError
+
+from notebooks import ROOT, Watch, execute, pages
+
+
+class Shown(Watch):
+    """A watch that never loses patience, since a training takes days, and that shows the text of each cell that has ended."""
+
+    def __init__(self):
+        super().__init__(still=math.inf, longest=math.inf)
+
+    def follow(self, client):
+        super().follow(client)
+        client.on_cell_executed = lambda cell, cell_index, execute_reply: show(cell)
+
+
+def show(cell):
+    """Print what a cell printed."""
+    print("".join(output.text for output in cell.get("outputs", []) if output.output_type == "stream"), end="", flush=True)
+
+
+def main():
+    (page,), kept = pages(["23"]), ROOT / "_build" / "wmt" / "23_wmt.ipynb"
+    notebook, wrong = nbformat.read(page, as_version=4), None
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs = []  # what is stored belongs to another run
+    try:
+        execute(notebook, Shown())
+    except CellExecutionError as error:
+        wrong = last_words(error)
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    nbformat.write(notebook, kept)
+    print(f"[wmt] the page with its outputs: {kept.relative_to(ROOT)}", flush=True)
+    sys.exit(f"[wmt] {wrong}" if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()
