@@ -96,7 +96,7 @@ lengths: setup  ## translate toy sentences longer than those of training, for pa
 since: setup  ## train each change since 2017 on toy, three seeds, for page 26 (about 15 minutes on 1 core)
 	$(PYTHON) experiments/since_the_paper.py
 
-two-processes: setup  ## one process and two train the same on Multi30k (about 10 minutes on 2 cores)
+two-processes: setup  ## one process and two train the same model to the same score (minutes on 2 cores)
 	$(PYTHON) experiments/two_processes.py
 
 padding: setup  ## shares of padding in Multi30k, for page 13 (a minute)

@@ -61,10 +61,12 @@ def test_two_processes_and_one_get_the_same_options_and_are_scored_by_the_same_c
     same = [[word for word in words if not word.startswith("/")] for _, words in asked]
     assert same[0] == same[2] and same[1] == same[3]
     options = train_options(asked[0][1][1:])
-    assert (options.sizes.d_model, options.sizes.vocab_size, options.training.steps) == (128, 4000, 600)
+    assert (options.sizes.d_model, options.corpus, options.training.steps) == (64, "toy", 500)
     assert first == two_processes.main(tmp_path / "t.json", runs=[(1, 0), (2, 0)]) and len(asked) == 4, "a kept run was made again"
-    two_processes.main(tmp_path / "t.json", runs=[(1, 0)], options=two_processes.OPTIONS | {"steps": 3})
+    two_processes.main(tmp_path / "t.json", runs=[(1, 0)], steps=3)
     assert len(asked) == 6
+    two_processes.main(tmp_path / "m.json", "multi30k", runs=[(2, 0)])
+    assert train_options(asked[6][1][1:]).sizes.vocab_size == 4000
 
 
 @pytest.mark.parametrize("script", sorted((ROOT / "experiments").glob("*.sh")), ids=lambda path: path.stem)
