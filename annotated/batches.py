@@ -11,8 +11,12 @@ import contextlib
 import hashlib
 import json
 import mmap
+import os
+from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 
@@ -21,6 +25,7 @@ import torch
 from filelock import FileLock
 from jaxtyping import Int
 from torch import Tensor
+from tqdm import tqdm
 
 from .corpora import clean_pairs, load_corpus
 from .files import sha256_of, whole_folder, write_json
@@ -114,6 +119,67 @@ def padding_share(lengths, batches):
     positions = sum(int(lengths[batch].max(axis=0).sum()) * len(batch) for batch in batches)
     return 1 - sum(int(lengths[batch].sum()) for batch in batches) / positions
 
+# %% ../notebooks/13_batches.ipynb #c4f6faf9
+def pair_lengths(pairs):
+    """Tokens of each source and target, ends counted, as an array (pairs, 2).
+
+    pairs: a list of pairs of ids, or `PairArrays`.
+    """
+    if isinstance(pairs, PairArrays):
+        return pairs.lengths
+    counts = chain.from_iterable((len(source) + 1, len(target) + 1) for source, target in pairs)
+    return np.fromiter(counts, dtype=np.int64).reshape(-1, 2)
+
+# %% ../notebooks/13_batches.ipynb #4b1d7a61
+class PairArrays(Sequence):
+    """Pairs of (source ids, target ids) in three arrays.
+
+    ids: sources and targets of all pairs, one after the other; offsets (pairs,): where each pair
+    begins; lengths (pairs, 2): tokens of source and target, end tokens counted; longest: of both.
+    """
+
+    def __init__(self, ids, offsets, lengths, longest):
+        self.ids, self.offsets, self.lengths = ids, offsets, lengths
+        self.longest = tuple(longest)
+
+    def __len__(self):
+        return len(self.offsets)
+
+    def __getitem__(self, index):
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(len(self)))]
+        start, (source, target) = int(self.offsets[index]), self.lengths[index].tolist()
+        ids = self.ids[start : start + source + target - 2].tolist()
+        return ids[: source - 1], ids[source - 1 :]
+
+    def release(self):
+        """Memory stays as it is; pairs that are mapped give theirs back."""
+
+# %% ../notebooks/13_batches.ipynb #4b1d7a62
+def _arrays(pairs, dtype):
+    """ids, offsets and lengths of a list of pairs of ids; ValueError for a special id."""
+    lengths = pair_lengths(pairs)  # (pairs, 2)
+    ids = np.fromiter(chain.from_iterable(chain.from_iterable(pairs)), dtype)
+    sizes = (lengths - 1).sum(axis=1)  # ids of each pair
+    offsets = sizes.cumsum() - sizes
+    if len(ids) and ids.min() < UNKNOWN:
+        pair = offsets.searchsorted((ids < UNKNOWN).argmax(), side="right") - 1
+        least = ids[offsets[pair] : offsets[pair] + sizes[pair]].min()
+        mend = "give ids as `encode` returns them, without padding, begin and end"
+        raise ValueError(f"pair {pair} holds the special id {least}: {mend}")
+    return ids, offsets, lengths
+
+
+def encoded(pairs):
+    """Pairs of ids as arrays: a list is copied, once; what is arrays already stays as it is.
+
+    ValueError for a pair that holds a special id.
+    """
+    if isinstance(pairs, PairArrays):
+        return pairs
+    ids, offsets, lengths = _arrays(pairs, np.int64)
+    return PairArrays(ids, offsets, lengths, lengths.max(axis=0, initial=0).tolist())
+
 # %% ../notebooks/13_batches.ipynb #f1b641ec
 _FILES = ("ids.bin", "offsets.bin", "lengths.bin")
 
@@ -134,7 +200,7 @@ def _read_manifest(path):
     return manifest
 
 # %% ../notebooks/13_batches.ipynb #c8c72db6
-class EncodedPairs(Sequence):
+class EncodedPairs(PairArrays):
     """Pairs of (source ids, target ids) in a folder that `write_encoded` made, memory-mapped.
 
     Sizes are always compared with the manifest, SHA-256 digests with `check=True`; a damaged folder
@@ -146,10 +212,9 @@ class EncodedPairs(Sequence):
         self.folder, self.maps = Path(folder), []
         self.manifest = _read_manifest(self.folder / "manifest.json")
         self.digest = sha256_of(self.folder / "manifest.json")
-        self.longest = tuple(self.manifest["longest"])  # (source, target), end tokens counted
-        self.ids, self.offsets, lengths = (self._map(file, dtype, check) for file, dtype in
-                                           zip(_FILES, (self.manifest["dtype"], "<i8", "<i4")))
-        self.lengths = lengths.reshape(-1, 2)
+        ids, offsets, lengths = (self._map(file, dtype, check) for file, dtype in
+                                 zip(_FILES, (self.manifest["dtype"], "<i8", "<i4"), strict=True))
+        super().__init__(ids, offsets, lengths.reshape(-1, 2), self.manifest["longest"])
 
     def _map(self, file, dtype, check):
         """The numbers in a file as an array that is read from the disk where it is touched."""
@@ -166,16 +231,6 @@ class EncodedPairs(Sequence):
             self.maps.append(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
         return np.frombuffer(self.maps[-1], dtype)
 
-    def __len__(self):
-        return len(self.offsets)
-
-    def __getitem__(self, index):
-        if isinstance(index, slice):
-            return [self[place] for place in range(*index.indices(len(self)))]
-        start, (source, target) = int(self.offsets[index]), self.lengths[index].tolist()
-        ids = self.ids[start : start + source + target - 2].tolist()
-        return ids[: source - 1], ids[source - 1 :]
-
     def release(self):
         """Give the pages that were read back to the system; they are read again where needed."""
         for mapped in self.maps:
@@ -183,44 +238,68 @@ class EncodedPairs(Sequence):
                 mapped.madvise(mmap.MADV_DONTNEED)
 
 # %% ../notebooks/13_batches.ipynb #740e5eae
+def ahead(items, make, depth=2):
+    """make(item) for each item, in order; a thread makes up to `depth` before they are asked for.
+
+    Errors come out where what they spoil is asked for. Closing the generator ends the thread.
+    """
+    items, end = iter(items), object()
+
+    def following():
+        for item in items:
+            return make(item)
+        return end
+
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        waiting = deque(thread.submit(following) for _ in range(depth))
+        try:
+            while (made := waiting.popleft().result()) is not end:
+                waiting.append(thread.submit(following))
+                yield made
+        finally:
+            for future in waiting:
+                future.cancel()
+
+# %% ../notebooks/13_batches.ipynb #4b1d7a65
 def vocabulary_digest(tokenizer):
     """SHA-256 of all that a tokenizer knows."""
     return hashlib.sha256(json.dumps(tokenizer.as_dict()).encode()).hexdigest()
 
 # %% ../notebooks/13_batches.ipynb #380bce33
-def _encoded_chunks(pairs, tokenizer, languages, max_length, chunk):
-    """Chunk by chunk the pairs of ids that are short enough, and how many were not."""
-    while some := list(islice(pairs, chunk)):
-        sides = [tokenizer.encode_batch(list(texts), language)
-                 for texts, language in zip(zip(*some, strict=True), languages, strict=True)]
-        rows = [pair for pair in zip(*sides, strict=True)
-                if max_length is None or max(map(len, pair)) < max_length]
-        yield rows, len(some) - len(rows)
+def _encode_chunk(some, tokenizer, languages, max_length, dtype):
+    """Arrays of the pairs of texts that are short enough, and how many were not."""
+    sides = [tokenizer.encode_batch(list(texts), language)
+             for texts, language in zip(zip(*some, strict=True), languages, strict=True)]
+    rows = [pair for pair in zip(*sides, strict=True)
+            if max_length is None or max(map(len, pair)) < max_length]
+    return *_arrays(rows, dtype), len(some) - len(rows)
 
 
 def write_encoded(pairs, tokenizer, folder, source_language="en", target_language="de",
-                  max_length=None, chunk=10_000):
+                  max_length=None, chunk=10_000, report=None):
     """Encode (source, target) texts, chunk by chunk, into a new folder; returns its `EncodedPairs`.
 
     pairs: any iterable, read once. max_length: tokens a side at most, the end token counted; longer
-    pairs are left out. ValueError where no pair is left, FileExistsError for a folder that exists;
-    then nothing is written.
+    pairs are left out. report: gets pairs read and bytes written after each chunk. ValueError where
+    no pair is left, FileExistsError for a folder that exists; then nothing is written.
     """
-    languages = [source_language, target_language]
+    pairs, languages = iter(pairs), [source_language, target_language]
     dtype = "<u2" if len(tokenizer) <= 1 << 16 else "<i4"
+    encode = partial(_encode_chunk, tokenizer=tokenizer, languages=languages,
+                     max_length=max_length, dtype=dtype)
     longest, start, count, dropped = np.zeros(2, dtype=np.int64), 0, 0, 0
     with whole_folder(folder) as part:
         with contextlib.ExitStack() as stack:
             opened = [stack.enter_context(open(part / file, "wb")) for file in _FILES]
-            for rows, left in _encoded_chunks(iter(pairs), tokenizer, languages, max_length, chunk):
-                lengths = pair_lengths(rows)  # (pairs, 2)
-                ids = np.fromiter(chain.from_iterable(chain.from_iterable(rows)), dtype)
-                sizes = (lengths - 1).sum(axis=1)  # ids of each pair
-                begins = start + sizes.cumsum() - sizes
-                for file, array in zip(opened, (ids, begins.astype("<i8"), lengths.astype("<i4"))):
+            chunks = ahead(iter(lambda: list(islice(pairs, chunk)), []), encode)
+            for ids, offsets, lengths, left in stack.enter_context(contextlib.closing(chunks)):
+                arrays = ids, (start + offsets).astype("<i8"), lengths.astype("<i4")
+                for file, array in zip(opened, arrays, strict=True):
                     file.write(array.tobytes())
                 longest = np.maximum(longest, lengths.max(axis=0, initial=0))
-                start, count, dropped = start + len(ids), count + len(rows), dropped + left
+                start, count, dropped = start + len(ids), count + len(lengths), dropped + left
+                if report is not None:
+                    report(count + dropped, sum(file.tell() for file in opened))
         if not count:
             why = f"{dropped} were longer than max_length={max_length}"
             raise ValueError(f"no pairs to encode into {folder} ({why})")
@@ -232,29 +311,30 @@ def write_encoded(pairs, tokenizer, folder, source_language="en", target_languag
             "files": facts})
     return EncodedPairs(folder)
 
-# %% ../notebooks/13_batches.ipynb #c4f6faf9
-def pair_lengths(pairs):
-    """Tokens of each source and target, ends counted, as an array (pairs, 2).
-
-    pairs: a list of pairs of ids, or an `EncodedPairs`.
-    """
-    if isinstance(pairs, EncodedPairs):
-        return pairs.lengths
-    counts = chain.from_iterable((len(source) + 1, len(target) + 1) for source, target in pairs)
-    return np.fromiter(counts, dtype=np.int64).reshape(-1, 2)
+# %% ../notebooks/13_batches.ipynb #4b1d7a66
+def count_batches(lengths, max_tokens):
+    """How many batches `token_batches` cuts by length, from the number of pairs of each length."""
+    full, rest = 0, 0  # full batches; pairs in the one that is being filled
+    counts = np.bincount(np.maximum(lengths[:, 0], lengths[:, 1]))
+    for length in counts.nonzero()[0].tolist():
+        room = max_tokens // length  # pairs of this length in a batch
+        pairs = min(rest, room) + int(counts[length])
+        full, rest = full + (pairs - 1) // room, (pairs - 1) % room + 1
+    return full + 1
 
 # %% ../notebooks/13_batches.ipynb #3683cc3d
-def epoch_batches(pairs, max_tokens, seed, pool=1 << 20, block=1 << 12):
+def epoch_batches(pairs, max_tokens, seed, pool=1 << 20, block=1 << 12, skip=0):
     """The bucketed batches of one epoch, one array of indices at a time (section 5.1).
 
-    Every pair is in exactly one. pairs: a list of pairs of ids or an `EncodedPairs`; seed: a tuple
-    (seed, epoch). Up to `pool` pairs these are the batches of `token_batches`; more are taken block
-    by block, in random order, a pool at a time, so that neither memory nor the time to the first
-    batch grows with the corpus. ValueError for no pairs, and for one longer than `max_tokens`.
+    Every pair is in exactly one. pairs: a list of pairs of ids or `PairArrays`; seed: a tuple
+    (seed, epoch); skip: leave out so many batches at the beginning, without cutting their pools. Up
+    to `pool` pairs these are the batches of `token_batches`; more are taken block by block, in
+    random order, a pool at a time, so that neither memory nor the time to the first batch grows
+    with the corpus. ValueError for no pairs, and for one longer than `max_tokens`.
     """
     lengths = pair_lengths(pairs)
     if len(lengths) <= pool:
-        yield from token_batches(lengths, max_tokens, seed=seed)
+        yield from token_batches(lengths, max_tokens, seed=seed)[skip:]
         return
     if max(getattr(pairs, "longest", None) or lengths.max(axis=0)) > max_tokens:
         first = (lengths.max(axis=1) > max_tokens).argmax()
@@ -264,9 +344,13 @@ def epoch_batches(pairs, max_tokens, seed, pool=1 << 20, block=1 << 12):
     for number, some in enumerate(pools, start=1):
         indices = (some[:, None] * block + np.arange(block)).ravel()
         indices = indices[indices < len(lengths)]
-        for batch in token_batches(lengths[indices], max_tokens, seed=(*seed, number)):
+        if skip and (batches := count_batches(lengths[indices], max_tokens)) <= skip:
+            skip -= batches
+            continue
+        for batch in token_batches(lengths[indices], max_tokens, seed=(*seed, number))[skip:]:
             yield indices[batch]
-        if isinstance(pairs, EncodedPairs):
+        skip = 0
+        if isinstance(pairs, PairArrays):
             pairs.release()
 
 # %% ../notebooks/13_batches.ipynb #c6288b77
@@ -276,13 +360,49 @@ def check_fit(max_tokens, **splits):
         if not len(pairs):
             mend = "give at least one pair of lists of ids, as encode_pairs returns them"
             raise ValueError(f"{name} is empty: {mend}")
-        if isinstance(pairs, EncodedPairs) and max(pairs.longest) <= max_tokens:
+        if isinstance(pairs, PairArrays) and max(pairs.longest) <= max_tokens:
             continue  # without a look at the disk
         longer = pair_lengths(pairs).max(axis=1)  # of source and target, each with its end token
         if longer.max() > max_tokens:
             raise ValueError(f"{name}: pair {longer.argmax()} has {longer.max()} tokens with its "
                              f"end token, more than max_tokens={max_tokens}: raise max_tokens, "
                              "or leave the pair out")
+
+# %% ../notebooks/13_batches.ipynb #4b1d7a69
+def _filled(ids, begins, counts, width):
+    """A row for each count: so many ids from where it begins, then END and padding, as int64."""
+    places = np.arange(width)
+    real = places < counts[:, None]  # (rows, width)
+    rows = np.full(real.shape, PAD, np.int64)
+    rows[real] = ids[(begins[:, None] + places)[real]]
+    rows[np.arange(len(rows)), counts] = END
+    return rows
+
+
+def gather(pairs, indices, part=0, parts=1, multiple=1):
+    """Part number `part` of the batch of these pairs, dealt out in `parts` (section 5.1).
+
+    pairs: as `encoded` gives them; indices: an array, of the whole batch. Its longest sides,
+    rounded up to a `multiple`, are the widths of all parts. A part without a row gets a pair of
+    padding.
+    """
+    longest = pairs.lengths[indices].max(axis=0)
+    n, m = (-(-longest // multiple) * multiple).tolist()
+    some = indices[part::parts]
+    rows = some if len(some) else indices[:1]
+    begins, counts = pairs.offsets[rows], pairs.lengths[rows] - 1
+    source = _filled(pairs.ids, begins, counts[:, 0], n)
+    target_out = _filled(pairs.ids, begins + counts[:, 0], counts[:, 1], m)
+    target_in = np.roll(target_out, 1, axis=1)
+    target_in[:, 0] = BEGIN
+    if not len(some):
+        target_out[:] = PAD
+    return Batch(*map(torch.from_numpy, (source, target_in, target_out)))
+
+
+def real_tokens(pairs, indices):
+    """Number of real target tokens in the batch of these pairs, ends counted: `Batch.tokens`."""
+    return int(pairs.lengths[indices, 1].sum())
 
 # %% ../notebooks/13_batches.ipynb #c86ad946
 def largest_batch(pairs, max_tokens, d_model):
@@ -335,15 +455,30 @@ def load_prepared(folder, check=False):
             raise ValueError(f"{what}: prepare the corpus anew")
     return Prepared(name, *languages, tokenizer, train, valid, facts)
 
+# %% ../notebooks/13_batches.ipynb #4b1d7a6d
+@contextlib.contextmanager
+def all_cores():
+    """Within the block the library `tokenizers` works on all cores, whatever its variable says."""
+    before = os.environ.get("TOKENIZERS_PARALLELISM")
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"
+    try:
+        yield
+    finally:
+        os.environ.pop("TOKENIZERS_PARALLELISM")
+        if before is not None:
+            os.environ["TOKENIZERS_PARALLELISM"] = before
+
 # %% ../notebooks/13_batches.ipynb #6d1fedf2
 def prepare_corpus(name, folder, vocab_size, model="bpe", root=None, source_language=None,
-                   target_language=None, share=1.0, max_length=250, max_ratio=3.0, seed=0):
+                   target_language=None, share=1.0, max_length=250, max_ratio=3.0, seed=0,
+                   show_progress=False):
     """Clean a corpus, learn its vocabulary, encode it into a new folder; returns what it wrote.
 
     vocab_size, model: as for `SubwordTokenizer.fit`, which learns from a random `share` of the
     training pairs; max_length (words, and then tokens) and max_ratio: what cleaning drops (section
-    5.1). A folder that was made with the same arguments is loaded, one that was not is a
-    ValueError. One of several processes prepares, the others wait.
+    5.1); show_progress: bars with the time and the disk that it takes. A folder that was made with
+    the same arguments is loaded, one that was not is a ValueError. One of several processes
+    prepares, on all cores; the others wait.
     """
     folder = Path(folder)
     facts = {"corpus": str(name), "vocab_size": vocab_size, "model": model, "share": share,
@@ -352,7 +487,8 @@ def prepare_corpus(name, folder, vocab_size, model="bpe", root=None, source_lang
     with FileLock(f"{folder}.lock"):
         if not folder.exists():
             corpus = load_corpus(name, root, source_language, target_language)
-            _prepare(corpus, folder, facts)
+            with all_cores():
+                _prepare(corpus, folder, facts, show_progress)
     prepared = load_prepared(folder)
     wanted = facts | {"languages": [source_language or prepared.source_language,
                                     target_language or prepared.target_language]}
@@ -363,18 +499,28 @@ def prepare_corpus(name, folder, vocab_size, model="bpe", root=None, source_lang
     return prepared
 
 
-def _prepare(corpus, folder, facts):
+def _report(bar, pairs, size):
+    """Show on a bar how many pairs are encoded, their bytes, and those of all in the end."""
+    there, whole = (tqdm.format_sizeof(n, "B") for n in (size, size / pairs * bar.total))
+    bar.set_postfix_str(f"{there} of about {whole}", refresh=False)
+    bar.update(pairs - bar.n)
+
+
+def _prepare(corpus, folder, facts, show_progress):
     """Write the tokenizer and the encoded pairs of a corpus into a new folder."""
     languages = corpus.source_language, corpus.target_language
     limits = facts["max_length"], facts["max_ratio"]
-    draw, counts = np.random.default_rng(facts["seed"]), {}
-    clean = clean_pairs(corpus.train, {}, *limits)
+    draw, first, counts = np.random.default_rng(facts["seed"]), {}, {}
+    told = partial(tqdm, unit=" pairs", mininterval=1, disable=not show_progress)
+    clean = clean_pairs(told(corpus.train, desc="1 of 2, vocabulary"), first, *limits)
     clean = (pair for pair in clean if draw.random() < facts["share"])
     tokenizer = SubwordTokenizer.fit(clean, facts["vocab_size"], facts["model"])
     with whole_folder(folder) as part:
         tokenizer.save(part / "tokenizer.json")
         clean = clean_pairs(corpus.train, counts, *limits)
-        train = write_encoded(clean, tokenizer, part / "train", *languages, limits[0])
+        with told(desc="2 of 2, encoding", total=first["kept"]) as bar:
+            train = write_encoded(clean, tokenizer, part / "train", *languages, limits[0],
+                                  report=partial(_report, bar))
         valid = write_encoded(corpus.valid, tokenizer, part / "valid", *languages)
         cleaning = counts | {"kept": len(train), "overlong in tokens": train.manifest["dropped"]}
         digests = {"train": train.digest, "valid": valid.digest}

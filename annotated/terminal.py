@@ -262,7 +262,8 @@ def _prepare(arguments):
     options = _read(Prepare, "prepare", arguments)
     from annotated import batches
 
-    print(json.dumps(batches.prepare_corpus(**vars(options)).facts, indent=1))
+    prepared = batches.prepare_corpus(**vars(options), show_progress=True)
+    print(json.dumps(prepared.facts, indent=1))
 
 
 @dataclass

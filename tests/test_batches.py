@@ -2,8 +2,12 @@
 
 import hashlib
 import json
+import os
+import threading
+import time
 import tracemalloc
-from itertools import chain, islice
+from contextlib import closing, nullcontext
+from itertools import chain, count, islice
 
 import numpy as np
 import pytest
@@ -16,19 +20,27 @@ from annotated import batches as module
 from annotated.batches import (
     Batch,
     EncodedPairs,
+    PairArrays,
+    ahead,
+    all_cores,
     check_fit,
+    count_batches,
+    encoded,
     epoch_batches,
+    gather,
     largest_batch,
     load_prepared,
     pad,
     padding_share,
     pair_lengths,
     prepare_corpus,
+    real_tokens,
     token_batches,
     write_encoded,
 )
 from annotated.corpora import Corpus, PairStream, load_corpus
 from annotated.tokens import BEGIN, END, PAD, SubwordTokenizer
+from annotated.training import shard
 
 ids = st.lists(st.integers(3, 50), max_size=9)
 pairs_of_ids = st.lists(st.tuples(ids, ids), min_size=1, max_size=8)
@@ -305,6 +317,165 @@ def test_writing_takes_the_memory_of_a_chunk(tmp_path):
     assert pairs.manifest["files"]["ids.bin"]["bytes"] > 1e6 and peak < 0.7e6
 
 
+# --- arrays of pairs, gathered and made ahead -----------------------------------------------------------------------
+
+
+def sides(batch):
+    return batch.source, batch.target_in, batch.target_out
+
+
+def assert_same(one, other):
+    for name, ours, theirs in zip(("source", "target_in", "target_out"), sides(one), sides(other), strict=True):
+        assert ours.dtype == theirs.dtype == torch.int64 and ours.shape == theirs.shape, name
+        assert torch.equal(ours, theirs), name
+
+
+large_ids = st.lists(st.integers(3, 70_000), max_size=7)
+several_pairs = st.lists(st.tuples(large_ids, large_ids), min_size=1, max_size=9)
+
+
+@settings(deadline=None, max_examples=150)
+@given(several_pairs, st.data())
+def test_gather_is_a_share_of_what_collate_makes(pairs, data):
+    indices = data.draw(st.lists(st.integers(0, len(pairs) - 1), min_size=1, max_size=12))
+    parts = data.draw(st.integers(1, 15))
+    part = data.draw(st.integers(0, parts - 1))
+    whole, arrays = Batch.collate([pairs[index] for index in indices]), encoded(pairs)
+    assert_same(gather(arrays, np.array(indices), part, parts), shard(whole, part, parts))
+    assert real_tokens(arrays, np.array(indices)) == whole.tokens
+
+
+@settings(deadline=None, max_examples=80)
+@given(several_pairs, st.integers(1, 9), st.integers(1, 9))
+def test_widths_are_rounded_up_and_the_rest_is_padding(pairs, multiple, parts):
+    whole, indices = Batch.collate(pairs), np.arange(len(pairs))
+    for part in range(parts):
+        made, plain = gather(encoded(pairs), indices, part, parts, multiple), shard(whole, part, parts)
+        for ours, theirs in zip(sides(made), sides(plain), strict=True):
+            assert len(ours) == len(theirs) and ours.shape[1] == -(-theirs.shape[1] // multiple) * multiple
+        n, m = plain.source.shape[1], plain.target_out.shape[1]
+        assert_same(Batch(made.source[:, :n], made.target_in[:, :m], made.target_out[:, :m]), plain)
+        # the longest sentence may now end in the input as well, where the loss skips it
+        assert not made.source[:, n:].any() and not made.target_out[:, m:].any() and not made.target_in[:, m + 1 :].any()
+        assert ((made.target_in == END).sum(1) <= 1).all()
+
+
+def test_folders_and_lists_gather_the_same(folder):
+    pairs, indices = EncodedPairs(folder), np.array([7, 199, 0, 0, 42])
+    assert encoded(pairs) is pairs
+    arrays = encoded(list(pairs))
+    assert encoded(arrays) is arrays and list(arrays) == list(pairs) and arrays.longest == pairs.longest
+    assert (arrays.lengths == pairs.lengths).all() and (arrays.offsets == pairs.offsets).all() and (arrays.ids == pairs.ids).all()
+    assert_same(gather(pairs, indices), gather(arrays, indices))
+    arrays.release(), pairs.release()
+    assert_same(gather(pairs, indices), Batch.collate([pairs[index] for index in indices]))
+    gather(pairs, indices).source.fill_(9)  # a copy: neither the arrays nor the files change
+    assert pairs[7] == arrays[7] and max(arrays.ids) < 300
+
+
+def test_pairs_without_a_word_are_gathered(tmp_path):
+    for pairs in (encoded([([], []), ([], [])]), write_encoded([("", ""), ("", "")], Letters(), tmp_path / "empty")):
+        assert_same(gather(pairs, np.array([1, 0])), Batch.collate([([], []), ([], [])]))
+        assert real_tokens(pairs, np.array([1, 0])) == 2
+    assert len(encoded([])) == 0 and encoded([]).longest == (0, 0) and encoded([]).lengths.shape == (0, 2)
+
+
+def test_ids_above_two_bytes_stay_whole(tmp_path):
+    pairs = write_encoded([("\U0001f642", "ab")], Letters(1_000_000), tmp_path / "p")
+    assert pairs.ids.dtype == "<i4" and gather(pairs, np.array([0])).source.tolist() == [[3 + 0x1F642, END]]
+
+
+@settings(deadline=None, max_examples=80)
+@given(st.lists(st.tuples(*[st.lists(st.integers(-1, 9), max_size=4)] * 2), min_size=1, max_size=6))
+def test_special_ids_are_refused_once_with_the_words_of_collate(pairs):
+    try:
+        Batch.collate(pairs)
+    except ValueError as error:
+        with pytest.raises(ValueError) as raised:
+            encoded(pairs)
+        assert str(raised.value) == str(error)
+    else:
+        assert list(encoded(pairs)) == pairs
+
+
+def test_a_tokenizer_with_special_ids_is_refused_when_its_pairs_are_written(tmp_path):
+    class Ends(Letters):
+        def encode_batch(self, texts, language=None):
+            return [[*ids, END] for ids in super().encode_batch(texts, language)]
+
+    with pytest.raises(ValueError, match="pair 0 holds the special id 2: give ids as `encode`"):
+        write_encoded(TEXTS, Ends(), tmp_path / "p")
+    assert list(tmp_path.iterdir()) == []
+
+
+def threads():
+    return {thread.ident for thread in threading.enumerate()}
+
+
+def test_ahead_is_map_in_a_thread_of_its_own():
+    before, here, seen = threads(), threading.get_ident(), []
+
+    def items():
+        for number in range(50):
+            seen.append(threading.get_ident())
+            yield number
+
+    made = list(ahead(items(), lambda number: (number * number, threading.get_ident())))
+    assert [square for square, _ in made] == [number * number for number in range(50)]
+    makers = {thread for _, thread in made}
+    assert len(makers) == 1 and here not in makers and set(seen) == makers
+    assert threads() <= before and list(ahead([], abs)) == []
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5])
+def test_ahead_is_so_many_items_ahead_and_not_more(depth):
+    drawn = []
+    with closing(ahead((drawn.append(n) or n for n in count()), lambda n: n, depth)) as numbers:
+        for wanted in range(4):
+            assert next(numbers) == wanted
+            until = time.monotonic() + 5
+            while len(drawn) < wanted + 1 + depth and time.monotonic() < until:
+                time.sleep(0.001)
+            time.sleep(0.01)  # for one more, if it were to come
+            assert len(drawn) == wanted + 1 + depth
+    assert next(ahead([7], lambda n: n + 1, depth)) == 8
+
+
+def test_errors_come_out_where_they_are_asked_for_and_end_the_thread():
+    def items():
+        yield from (3, 2, 1, 0, 5)
+        raise OSError("the disk is gone")
+
+    before, made = threads(), []
+    with pytest.raises(ZeroDivisionError):
+        for value in ahead(items(), lambda n: 6 // n):
+            made.append(value)
+    assert made == [2, 3, 6] and threads() <= before
+    made.clear()
+    with pytest.raises(OSError, match="the disk is gone"):
+        for value in ahead(items(), lambda n: n):
+            made.append(value)
+    assert made == [3, 2, 1, 0, 5] and threads() <= before
+
+
+def test_closing_ends_the_thread():
+    before, batches = threads(), ahead(count(), lambda number: number)
+    assert next(batches) == 0 and threads() - before
+    batches.close()
+    assert threads() <= before and list(batches) == []
+    with pytest.raises(KeyError):  # what goes wrong in the loop's body ends it as well
+        with closing(ahead(count(), lambda number: number)) as batches:
+            for number in batches:
+                {}[number]
+    assert threads() <= before
+
+
+def test_a_program_that_forgets_to_close_ends_all_the_same():
+    code = "from itertools import count; from annotated.batches import ahead; a = ahead(count(), str); print(next(a)); raise SystemExit(0)"
+    assert run_python(code) == "0\n"
+
+
+
 # --- epochs ---------------------------------------------------------------------------------------------------------
 
 
@@ -330,11 +501,11 @@ def test_an_epoch_of_pools_holds_every_pair_once_within_the_budget(lengths, max_
     assert the_same(batches, epoch_batches(pairs, max_tokens, (seed, epoch), pool, block))
 
 
-class Lengths(EncodedPairs):
+class Lengths(PairArrays):
     """Pairs of which only the lengths exist."""
 
     def __init__(self, lengths):
-        self.lengths, self.maps, self.longest = lengths, [], tuple(lengths.max(axis=0).tolist())
+        super().__init__(None, None, lengths, lengths.max(axis=0).tolist())
 
     def __len__(self):
         return len(self.lengths)
@@ -387,10 +558,31 @@ def test_the_first_batch_of_a_large_corpus_needs_one_pool_only(monkeypatch):
     sizes, real = [], token_batches
     monkeypatch.setattr(module, "token_batches", lambda lengths, *a, **b: sizes.append(len(lengths)) or real(lengths, *a, **b))
     released = []
-    monkeypatch.setattr(EncodedPairs, "release", lambda self: released.append(len(sizes)))
+    monkeypatch.setattr(PairArrays, "release", lambda self: released.append(len(sizes)))
     stream = epoch_batches(many(30_000), 4096, (0, 0), pool=5_000, block=100)
     assert len(list(islice(stream, 3))) == 3 and sizes == [5_000]
     assert sum(map(len, stream)) > 20_000 and sizes == [5_000] * 6 and released == [1, 2, 3, 4, 5, 6]
+
+
+@settings(deadline=None, max_examples=100)
+@given(length_pairs, st.integers(60, 300))
+def test_batches_are_counted_without_cutting_them(lengths, max_tokens):
+    assert count_batches(np.array(lengths), max_tokens) == len(token_batches(lengths, max_tokens))
+
+
+@pytest.mark.parametrize("pool", [1 << 20, 700, 64])
+def test_an_epoch_goes_on_after_any_batch(pool):
+    pairs = many(2000)
+    whole = [batch.tolist() for batch in epoch_batches(pairs, 999, (4, 2), pool, block=32)]
+    for skip in (*range(0, len(whole), 7), len(whole) - 1, len(whole), len(whole) + 3):
+        assert [batch.tolist() for batch in epoch_batches(pairs, 999, (4, 2), pool, 32, skip)] == whole[skip:]
+
+
+def test_pools_that_are_skipped_are_not_cut(monkeypatch):
+    pairs, cut, real = many(30_000), [], token_batches
+    number = len(list(epoch_batches(pairs, 4096, (0, 0), pool=5_000, block=100)))
+    monkeypatch.setattr(module, "token_batches", lambda lengths, *a, **b: cut.append(len(lengths)) or real(lengths, *a, **b))
+    assert len(list(epoch_batches(pairs, 4096, (0, 0), 5_000, 100, skip=number - 2))) == 2 and cut == [5_000]
 
 
 def test_a_pair_that_is_too_long_is_named_by_its_place_in_the_corpus():
@@ -433,6 +625,80 @@ def test_a_corpus_is_prepared_once(corpus, tmp_path, monkeypatch):
                             ({"target_language": "fr"}, r"languages \['en', 'de'\], not \['en', 'fr'\]")):
         with pytest.raises(ValueError, match=f"was prepared with {message}: give another folder"):
             prepare_corpus(**{"name": "mine", "folder": tmp_path / "p", "vocab_size": 300} | change)
+
+
+def test_preparing_takes_all_cores_and_gives_the_variable_back(corpus, tmp_path, monkeypatch):
+    seen, real = [], SubwordTokenizer.encode_batch
+    monkeypatch.setattr(SubwordTokenizer, "encode_batch",
+                        lambda *given: seen.append(os.environ["TOKENIZERS_PARALLELISM"]) or real(*given))
+    for name, before in (("false", "false"), ("true", "true"), ("unset", None)):
+        monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
+        if before is not None:
+            monkeypatch.setenv("TOKENIZERS_PARALLELISM", before)
+        prepare_corpus("mine", tmp_path / name, 300)
+        assert os.environ.get("TOKENIZERS_PARALLELISM") == before
+    assert set(seen) == {"true"}
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    with pytest.raises(KeyError), all_cores():
+        raise KeyError
+    assert os.environ["TOKENIZERS_PARALLELISM"] == "false"
+
+
+def test_all_cores_prepare_what_one_prepares(corpus, tmp_path, monkeypatch):
+    draw = np.random.default_rng(0)
+    lexicon = ["".join(draw.choice(list("abdeinorst"), size)) for size in draw.integers(1, 9, 2000)]
+    corpus.train = [tuple(" ".join(draw.choice(lexicon, size)) for size in draw.integers(1, 20, 2)) for _ in range(25_000)]
+    made = prepare_corpus("mine", tmp_path / "all", 3000)
+    monkeypatch.setattr(module, "all_cores", nullcontext)
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    one = prepare_corpus("mine", tmp_path / "one", 3000)
+    assert (made.train.digest, made.facts) == (one.train.digest, one.facts) and made.train.manifest["dropped"] == 0
+    # and the bytes are those of a plain loop
+    kept = [pair for pair in corpus.train if max(len(text.split()) for text in pair) <= 3 * min(len(text.split()) for text in pair)
+            and pair[0] != pair[1]]
+    rows = [[made.tokenizer.encode(text) for text in pair] for pair in kept]
+    sizes = [len(source) + len(target) for source, target in rows]
+    wanted = {"ids.bin": np.array([index for row in rows for ids in row for index in ids], "<u2"),
+              "offsets.bin": np.array([0, *np.cumsum(sizes)[:-1]], "<i8"),
+              "lengths.bin": np.array([[len(source) + 1, len(target) + 1] for source, target in rows], "<i4")}
+    for name, array in wanted.items():
+        assert (tmp_path / "all" / "train" / name).read_bytes() == array.tobytes(), name
+
+
+def test_a_folder_written_by_hand_is_read(tmp_path):
+    """The files as they have always been: folders stay of use when the code goes on."""
+    data = {"ids.bin": np.array([5, 6, 7, 8, 9], "<u2"), "offsets.bin": np.array([0, 3], "<i8"),
+            "lengths.bin": np.array([[2, 3], [3, 1]], "<i4")}
+    for name, array in data.items():
+        (tmp_path / name).write_bytes(array.tobytes())
+    files = {name: {"bytes": array.nbytes, "sha256": hashlib.sha256(array.tobytes()).hexdigest()} for name, array in data.items()}
+    manifest = {"pairs": 2, "tokens": 5, "longest": [3, 3], "dtype": "<u2", "dropped": 0, "languages": ["en", "de"],
+                "vocabulary": "0" * 64, "files": files}
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    pairs = EncodedPairs(tmp_path, check=True)
+    assert list(pairs) == [([5], [6, 7]), ([8, 9], [])] and pairs.longest == (3, 3)
+
+
+def test_progress_is_told_in_pairs_and_bytes(corpus, tmp_path, capsys):
+    told = []
+    pairs = write_encoded(TEXTS, Letters(), tmp_path / "p", max_length=20, chunk=30, report=lambda *row: told.append(row))
+    assert [read for read, _ in told] == [30, 60, 90, 120, 150, 180, 200]
+    assert told[-1][1] == sum(file["bytes"] for file in pairs.manifest["files"].values()) and sorted(told) == told
+    prepare_corpus("mine", tmp_path / "quiet", 300)
+    assert capsys.readouterr().err == ""
+    prepare_corpus("mine", tmp_path / "told", 300, show_progress=True)
+    said = capsys.readouterr().err
+    assert "1 of 2, vocabulary: 204 pairs" in said and "2 of 2, encoding: 100%" in said and "200/200" in said
+    size = sum(file["bytes"] for file in load_prepared(tmp_path / "told").train.manifest["files"].values())
+    assert f"{size / 1000:.2f}kB of about {size / 1000:.2f}kB]" in said
+
+
+def test_what_the_disk_will_take_is_told_from_the_first_chunks(capsys):
+    with module.tqdm(desc="encoding", total=1000) as bar:
+        module._report(bar, 200, 50_000)
+        assert (bar.n, bar.postfix) == (200, "50.0kB of about 250kB")
+        module._report(bar, 300, 90_000)
+        assert (bar.n, bar.postfix) == (300, "90.0kB of about 300kB")
 
 
 def test_the_vocabulary_may_be_learnt_from_a_share(corpus, tmp_path):

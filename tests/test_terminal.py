@@ -409,7 +409,9 @@ def test_the_command_prepares(tmp_path, capsys, monkeypatch):
     own = Corpus("mine", "en", "de", pairs, pairs[:20], pairs[:20])
     monkeypatch.setattr(batches, "load_corpus", lambda *given: own)
     main(["prepare", "mine", str(tmp_path / "p"), "--vocab-size", "700", "--model", "wordpiece", "--max-length", "99"])
-    facts = json.loads(capsys.readouterr().out)
+    said = capsys.readouterr()
+    facts = json.loads(said.out)
+    assert "2 of 2, encoding: 100%" in said.err and "B of about " in said.err, "how long, and how much disk"
     assert facts["model"] == "wordpiece" and facts["cleaning"]["kept"] == 200 and facts["max_length"] == 99
     assert load_prepared(tmp_path / "p").tokenizer.model == "wordpiece"
     error = refused("prepare", ["mine", tmp_path / "p", "--vocab-size", "300"], capsys)

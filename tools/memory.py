@@ -49,7 +49,7 @@ def peak():
 
 def measure(count, folder):
     """Encode `count` pairs and go through an epoch, here and now; the figures as a dictionary."""
-    from annotated.batches import Batch, EncodedPairs, epoch_batches, write_encoded
+    from annotated.batches import EncodedPairs, ahead, epoch_batches, gather, write_encoded
     from annotated.tokens import SubwordTokenizer
 
     facts = {"pairs": count, "peak_after_imports": peak()}
@@ -61,10 +61,10 @@ def measure(count, folder):
     pairs = EncodedPairs(folder)
     facts["milliseconds_to_open"] = round(1000 * (time.time() - start), 1)
     start, seen, tokens, padded = time.time(), np.zeros(count, bool), 0, 0
-    for number, indices in enumerate(epoch_batches(pairs, MAX_TOKENS, seed=(0, 0)), start=1):
+    batches = ahead(epoch_batches(pairs, MAX_TOKENS, seed=(0, 0)), lambda indices: (indices, gather(pairs, indices)))
+    for number, (indices, batch) in enumerate(batches, start=1):
         if number == 1:
             facts["seconds_to_first_batch"] = round(time.time() - start, 2)
-        batch = Batch.collate([pairs[i] for i in indices])
         tokens, padded = tokens + batch.tokens, padded + batch.target_out.numel()
         assert not seen[indices].any()
         seen[indices] = True
