@@ -463,6 +463,10 @@ def test_closing_ends_the_thread():
     assert next(batches) == 0 and threads() - before
     batches.close()
     assert threads() <= before and list(batches) == []
+    made = []
+    batches = ahead(count(), lambda number: time.sleep(0.02) or made.append(number), depth=100)
+    next(batches), batches.close()
+    assert len(made) < 50 and threads() <= before, "what waits is not made any more"
     with pytest.raises(KeyError):  # what goes wrong in the loop's body ends it as well
         with closing(ahead(count(), lambda number: number)) as batches:
             for number in batches:

@@ -14,6 +14,7 @@ from annotated.tokens import SubwordTokenizer
 from annotated.transformer import TransformerConfig
 
 sys.path.insert(0, str(ROOT / "experiments"))
+import gather  # noqa: E402
 import lengths  # noqa: E402
 import padding  # noqa: E402
 
@@ -28,6 +29,18 @@ def test_c22_padding_is_counted_from_the_lengths_of_the_tokenized_sides():
     assert result["longest"] == counts.max(axis=0).tolist()
     assert result["fixed_length"] == round(1 - counts.sum() / (40 * counts.max(axis=0).sum()), 4)
     assert result["data"] == "mine, train, 40 pairs, en-de" and result["seed"] == 3
+
+
+def test_batches_are_timed_only_where_both_ways_agree(tmp_path, monkeypatch):
+    made = gather.measure(3000, tmp_path / "pairs", timed=2)
+    rows = list(gather.lengths(3000))
+    assert (made["pairs"], made["target_tokens"]) == (3000, sum(target + 1 for _, target in rows)) and made["batches"] > 2
+    assert made["timed_batches"] == 2 and list(made["milliseconds"]) == ["collate", "gather"]
+    assert all(list(times) == ["whole", "one of 8"] and min(times.values()) > 0 for times in made["milliseconds"].values())
+    real = gather.collated
+    monkeypatch.setattr(gather, "collated", lambda pairs, indices, *share: real(pairs, indices[::-1], *share))
+    with pytest.raises(AssertionError, match="source differs"):
+        gather.measure(3000, tmp_path / "other", timed=2)
 
 
 def test_c17_lengths_are_written_for_both_kinds_of_positions(tmp_path, monkeypatch):
