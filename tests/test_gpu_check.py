@@ -90,6 +90,7 @@ def check(tmp_path, *options):
     return done.returncode, json.loads((tmp_path / "report.json").read_text()), (tmp_path / "report.txt").read_text()
 
 
+@pytest.mark.long
 def test_without_a_gpu_it_says_what_it_saw_and_goes_no_further(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     status, report, text = check(tmp_path)
@@ -98,6 +99,7 @@ def test_without_a_gpu_it_says_what_it_saw_and_goes_no_further(tmp_path, monkeyp
     assert "device 'cuda' cannot be used" in fault and "built for CUDA" in fault and "nvidia-smi" in fault
 
 
+@pytest.mark.long
 def test_a_part_that_dies_or_finds_no_end_is_a_fault_of_that_part(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     found, wrong = gpu_check.measured("steps", "cuda")
