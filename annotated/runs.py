@@ -519,7 +519,7 @@ class Readings:
             event.synchronize()
         return list(zip(steps, rows.tolist(), strict=True))
 
-
+# %% ../notebooks/82_runs.ipynb #5c0e9a17
 def enter(run, readings):
     """Enter what `Readings` returned into the progress of a run.
 
