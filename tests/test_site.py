@@ -252,6 +252,20 @@ def test_paper_gets_the_picture_of_every_chart(show, name):
         assert figure.query_selector(".chart-still").is_visible() and not figure.query_selector(".chart-view").is_visible()
 
 
+def test_paper_shows_what_was_folded_but_not_what_only_draws_and_has_no_bars_to_scroll_with(show):
+    page = show("02_multi_head.html")
+    page.emulate_media(media="print")
+    page.evaluate("() => dispatchEvent(new Event('beforeprint'))")
+    drawing, solution = page.locator(".tag_drawing > details").first, page.locator("#solutions details .cell_input").first
+    assert not drawing.is_visible() and solution.is_visible()
+    opacity = "box => { for (var o = 1; box; box = box.parentElement) o *= getComputedStyle(box).opacity; return o }"
+    assert solution.evaluate(opacity) == 1  # at once: paper does not wait until what is unfolded has faded in
+    scrolling = "all => all.filter(box => getComputedStyle(box).overflowX !== 'visible').length"
+    assert page.locator("mjx-container").evaluate_all("all => all.length") > 20
+    assert page.locator("mjx-container").evaluate_all(scrolling) == 0
+    page.evaluate("() => dispatchEvent(new Event('afterprint'))")
+
+
 @pytest.mark.parametrize("scheme", ["http", "file"])
 def test_search_finds_the_page_about_a_word(site, browser, address, scheme):
     page = open_page(browser, address if scheme == "http" else site.as_uri() + "/", "search.html?q=softmax")
