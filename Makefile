@@ -99,6 +99,9 @@ lengths: setup  ## translate toy sentences longer than those of training, for pa
 since: setup  ## train each change since 2017 on toy, three seeds, for page 26 (about 15 minutes on 1 core)
 	$(PYTHON) experiments/since_the_paper.py
 
+long-inputs: setup  ## memory of training and translating by the length of a sentence, for page 24 (a few minutes on 1 core)
+	$(PYTHON) experiments/long_inputs.py
+
 two-processes: setup  ## one process and two train the same model to the same score (minutes on 2 cores)
 	$(PYTHON) experiments/two_processes.py
 
@@ -117,4 +120,4 @@ wmt: setup  ## the full WMT14 run of page 23 on this machine's GPUs (WMT_SIZE=ba
 gpu-check: setup  ## ten minutes on this machine's GPUs before a run costs money: _build/gpu_check/report.txt (CHECK="--device cpu": a tiny model)
 	$(PYTHON) tools/gpu_check.py $(CHECK)
 
-.PHONY: help setup book site test test-site axe test-long results toy lint lab sync export bench multi30k multi30k-record newstest variations variations-toy lengths since padding parse-gum parse-craft wmt gpu-check two-processes
+.PHONY: help setup book site test test-site axe test-long results toy lint lab sync export bench multi30k multi30k-record newstest variations variations-toy lengths since long-inputs padding parse-gum parse-craft wmt gpu-check two-processes

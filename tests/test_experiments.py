@@ -10,18 +10,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import ROOT
+import torch
+from helpers import ROOT, random_model
 
 from annotated.batches import count_batches, pair_lengths
 from annotated.corpora import Corpus, load_corpus
+from annotated.fast import ChunkedLoss, prepare, undo
 from annotated.terminal import train_options
 from annotated.tokens import SubwordTokenizer, split_words
-from annotated.training import encode_pairs
+from annotated.training import TrainingConfig, encode_pairs, train
 from annotated.transformer import TransformerConfig
 
 sys.path.insert(0, str(ROOT / "experiments"))
 import gather  # noqa: E402
 import lengths  # noqa: E402
+import long_inputs  # noqa: E402
 import padding  # noqa: E402
 import two_processes  # noqa: E402
 
@@ -181,3 +184,75 @@ def test_table_3_on_toy_begins_with_base_and_goes_on_by_whole_seeds(tmp_path):
     assert [words[-1] for words in made[2:]] == ["1", "1", "2", "2", "3", "3"] and all(words[-2] == "--seeds" for words in made[2:])
     assert {words[words.index("--out") + 1] for words in made} == {"results/variations_toy-long", "results/variations_toy-few"}
     assert calls_of(tmp_path, "variations.sh")[0] == [["vary", "multi30k", "--out", "results/variations"]]
+
+
+# Long inputs: layers that are computed again
+
+IDS = torch.tensor([[5, 6, 7, 8, 9, 2], [4, 4, 10, 2, 0, 0]])
+
+
+def gradients(again, purpose, dropout, norm_first=False):
+    """(gradients of a model by name, bytes kept for the backward pass besides the weights); seeded alike."""
+    model = random_model(N=3, dropout=dropout, norm_first=norm_first).double().train()
+    if purpose:
+        prepare(model, purpose)
+    if again:
+        assert long_inputs.compute_again(model) is model
+    kept, weights = {}, {weight.untyped_storage().data_ptr() for weight in model.parameters()}
+
+    def keep(x):
+        kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        return x
+
+    torch.manual_seed(7)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        loss = model.hidden(IDS, IDS[:, :-1]).square().sum()
+    loss.backward()
+    return {name: weight.grad for name, weight in model.named_parameters()}, sum(kept[place] for place in kept.keys() - weights)
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("purpose", [None, "train"])
+def test_layers_computed_again_give_the_same_gradients_from_less_memory(purpose, dropout, norm_first):
+    expected, whole = gradients(False, purpose, dropout, norm_first)
+    found, kept = gradients(True, purpose, dropout, norm_first)
+    assert list(found) == list(expected) and kept < whole / 3
+    for name, gradient in expected.items():
+        assert gradient.abs().max() > 0 and (found[name] - gradient).abs().max() < 1e-12, name
+
+
+def test_train_takes_a_model_whose_layers_are_computed_again():
+    pairs = [([a, b], [b, a]) for a in range(4, 9) for b in range(4, 9)]
+    logs, models = [], [random_model(N=2, dropout=0.2).double() for _ in range(2)]
+    calls = []
+    for model, again in zip(models, (False, True), strict=True):
+        prepare(model, "train")
+        if again:
+            long_inputs.compute_again(model)
+            model.encoder.layers[1].feed_forward.register_forward_hook(lambda *_: calls.append(torch.is_grad_enabled()))
+        logs.append(train(model, pairs, pairs[:5], TrainingConfig(steps=3, max_tokens=40, warmup=2), show_progress=False, loss=ChunkedLoss))
+    assert logs[0] == logs[1] and sum(calls) == 2 * (3 + 1), "each of three steps, and the rehearsal, goes through a layer twice"
+    plain, again = (undo(model).eval()(IDS, IDS).detach() for model in models)
+    assert torch.equal(plain, again) and list(models[0].state_dict()) == list(models[1].state_dict())
+
+
+def test_long_inputs_are_measured_in_processes_of_their_own(tmp_path, monkeypatch):
+    sizes, run = TransformerConfig(40, N=1, d_model=16, d_ff=32, h=2), subprocess.run
+    for purpose, ways in long_inputs.WAYS.items():
+        for way in ways:
+            found = long_inputs.measure(purpose, way, 40, sizes)
+            assert found["bytes"] >= 0 and found["seconds"] > 0
+
+    def done(command, **options):
+        if "long_inputs.py" not in str(command):
+            return run(command, **options)
+        return subprocess.CompletedProcess(command, 0, json.dumps({"bytes": int(command[-1]), "seconds": 0.0}))
+
+    monkeypatch.setattr(long_inputs.subprocess, "run", done)
+    long_inputs.main(tmp_path / "l.json")
+    kept, stored = (json.loads(path.read_text()) for path in (tmp_path / "l.json", ROOT / "results" / "long_inputs.json"))
+    assert [(row["purpose"], row["way"], row["tokens"]) for row in kept["rows"]] \
+        == [(row["purpose"], row["way"], row["tokens"]) for row in stored["rows"]]
+    assert len(kept["rows"]) == 25 and all(row["bytes"] == row["tokens"] for row in kept["rows"])
+    assert TransformerConfig(**kept["model"]) == long_inputs.SIZES
