@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['KeyValueCache', 'IncrementalDecoder', 'likeliest', 'most_probable',
-           'most_probable_among', 'write', 'greedy_decode', 'sample', 'check_beam', 'beam_search',
-           'translate']
+           'most_probable_among', 'stepwise', 'write', 'greedy_decode', 'sample', 'check_beam',
+           'beam_search', 'translate']
 
 # %% ../notebooks/18_decoding.ipynb #9814f257
 import math
@@ -139,6 +139,13 @@ def most_probable_among(
     log_p[:, [PAD, BEGIN]] = -math.inf
     return (log_p if allowed is None else log_p.masked_fill(~allowed, -math.inf)).topk(k)
 
+# %% ../notebooks/18_decoding.ipynb #f1e060a3
+@singledispatch
+def stepwise(decoder, model, source: Int[Tensor, "sentences n"], capacity):
+    """What computes the steps with this decoder; arguments as of `IncrementalDecoder`."""
+    return IncrementalDecoder(model, source, capacity)
+
+
 # %% ../notebooks/18_decoding.ipynb #94dab87a
 def _limits(model, source, extra):
     """How many tokens each sentence may have: as many as its source, and `extra`; at least one."""
@@ -158,7 +165,7 @@ def write(model, source, choose, extra):
     restored. ValueError for a negative `extra` and for a `source` that the model refuses.
     """
     with evaluating(model):
-        decoder = IncrementalDecoder(model, source, capacity=max(1, source.size(-1) + extra))
+        decoder = stepwise(model.decoder, model, source, max(1, source.size(-1) + extra))
         limits = _limits(model, source, extra)
         output = source.new_full((len(source), int(limits.max())), PAD)
         rows = torch.arange(len(source), device=source.device)  # those still being written
@@ -283,7 +290,7 @@ def beam_search(
     check_beam(beam, alpha, n_best)
     results, k = [[] for _ in source], min(beam, model.config.vocab_size)
     with evaluating(model):
-        decoder = IncrementalDecoder(model, source, capacity=max(1, source.size(-1) + extra))
+        decoder = stepwise(model.decoder, model, source, max(1, source.size(-1) + extra))
         limits = _limits(model, source, extra)
         rows = torch.arange(len(source), device=source.device)  # those still being written
         ids = source.new_full((len(source), 1, 1), BEGIN)  # (rows, slots, 1 + tokens)

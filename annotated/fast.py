@@ -7,10 +7,9 @@ __all__ = ['PreparedPart', 'ChunkedLoss', 'keep_memory', 'give_memory_back', 'un
            'transformer_to_train']
 
 # %% ../notebooks/24_fast.ipynb #d25ae014
-import ctypes
 import math
-import mmap
 import os
+import timeit
 import warnings
 from functools import cache, partial
 
@@ -21,13 +20,17 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from .attention import DotProductAttention, Keys, Mask, Queries, Values, masked_softmax
-from .decoding import likeliest, most_probable
+from .decoding import IncrementalDecoder, likeliest, most_probable, stepwise
 from .embeddings import TokenEmbedding
+from .feed_forward import PositionwiseFeedForward
+from .files import c_library, use_large_pages
 from .multi_head import MultiHeadAttention
-from .positional import PositionalEncoding, sinusoidal_encoding
+from .native import NativeSteps, consists_of, one_call_ways, quickest
+from .positional import LearnedPositionalEmbedding, PositionalEncoding, sinusoidal_encoding
 from .regularization import LabelSmoothingLoss
-from .stacks import Decoder, Encoder
+from .stacks import Decoder, DecoderLayer, Encoder, ResidualConnection
 from .tokens import BEGIN, PAD
+from .training import evaluating
 from .transformer import Transformer
 
 # %% ../notebooks/24_fast.ipynb #a14e20c3
@@ -141,22 +144,6 @@ def lean_softmax(scores: _Scores, mask: Mask = None) -> _Scores:
         return masked_softmax(scores, mask)
     return scores.masked_fill(~mask, -math.inf).softmax(dim=-1)
 
-# %% ../notebooks/24_fast.ipynb #9b9d4a94
-def is_step(query: Queries, key: Keys):
-    """Whether `attend_once` is quickest: one query in each of many rows, bfloat16, more threads."""
-    suits = query.device.type == "cpu" and query.dtype == torch.bfloat16
-    several = suits and torch.get_num_threads() > 1
-    # neither so small that the fused one is quick, nor many
-    keys = 32 < max(key.shape[-2:]) and key.size(-2) <= 128
-    return several and keys and query.size(-2) == 1 and query.numel() >= 4096
-
-# %% ../notebooks/24_fast.ipynb #8025b4a8
-def attend_once(query: Float[Tensor, "*#batch 1 d_k"], key: Keys, value: Values,
-                mask: Mask = None) -> Float[Tensor, "*#batch 1 d_v"]:
-    """softmax(Q Kᵀ / √d_k) V for one query a row, without weights."""
-    scores = key @ (query / math.sqrt(query.size(-1))).transpose(-2, -1)  # (…, keys, 1)
-    return lean_softmax(scores.transpose(-2, -1), mask) @ value
-
 # %% ../notebooks/24_fast.ipynb #7d3660a0
 class QuickAttention(PreparedPart, DotProductAttention):
     """The quickest way by device, length, type and mode; without weights (section 3.2.1)."""
@@ -165,8 +152,6 @@ class QuickAttention(PreparedPart, DotProductAttention):
                 mask: Mask = None) -> tuple[Float[Tensor, "*#batch queries d_v"], None]:
         """(output, None)."""
         dropout = self.dropout if self.training else 0.0
-        if not self.training and is_step(query, key):
-            return attend_once(query, key, value, mask), None
         short = key.size(-2) <= (1024 if query.dtype == torch.bfloat16 else 256)
         if not (self.training and query.device.type == "cpu" and short):
             return F.scaled_dot_product_attention(query, key, value, mask, dropout), None
@@ -296,45 +281,23 @@ class SixteenBitDropout(PreparedPart, nn.Dropout):
         return x * (bits >= drop - 32768).to(x.dtype).mul_(65536 / (65536 - drop))
 
 # %% ../notebooks/24_fast.ipynb #515f37b8
-def _c_library(name):
-    """The function of this name in the C library, or None where it has none."""
-    try:
-        return getattr(ctypes.CDLL(None), name)
-    except (OSError, TypeError, AttributeError):
-        return None
-
-
 def keep_memory():
     """Tell the C library to keep freed memory, in large pages, for the whole process.
 
     Returns whether it could be told (glibc).
     """
     # by number: no blocks mapped alone, never trim, grow by 64 MB, one arena
-    options, mallopt = ((-4, 0), (-1, -1), (-2, 1 << 26), (-8, 1)), _c_library("mallopt")
+    options, mallopt = ((-4, 0), (-1, -1), (-2, 1 << 26), (-8, 1)), c_library("mallopt")
     could = mallopt is not None and all(mallopt(*option) for option in options)
     if could:
-        _use_large_pages(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
+        use_large_pages(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
     return could
 
 
 def give_memory_back():
     """Give memory that is free back to the system now; whether the C library can (glibc)."""
-    malloc_trim = _c_library("malloc_trim")
+    malloc_trim = c_library("malloc_trim")
     return malloc_trim is not None and malloc_trim(0) >= 0
-
-# %% ../notebooks/24_fast.ipynb #a90758ec
-@cache
-def _use_large_pages(size):
-    """Let the next `size` bytes from the C library lie in pages of 2 MB where that can be."""
-    malloc, madvise, free = (_c_library(name) for name in ("malloc", "madvise", "free"))
-    malloc.restype, malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
-    free.argtypes = [ctypes.c_void_p]
-    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    span, _behind, large = malloc(size), malloc(1 << 26), 1 << 21
-    if span is not None:
-        start = -(-span // large) * large  # the first large page within the span
-        madvise(start, (span + size - start) // large * large, mmap.MADV_HUGEPAGE)
-    free(span)
 
 # %% ../notebooks/24_fast.ipynb #e834a7ce
 _Found = tuple[Float[Tensor, "rows {k}"], Int[Tensor, "rows {k}"]]
@@ -381,8 +344,7 @@ class PackedProduct:
     @staticmethod
     def works(weight: Float[Tensor, "..."]):
         """Whether this machine can do that for weights of this type and place."""
-        there = torch.backends.mkldnn.is_available() and weight.device.type == "cpu"
-        there = there and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+        there = weight.device.type == "cpu" and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
         if weight.dtype == torch.bfloat16:
             return there and torch.ops.mkldnn._is_mkldnn_bf16_supported()
         return there and weight.dtype == torch.float32
@@ -420,8 +382,8 @@ class Int8Product:
         if self.packed is None:
             weight = self.rounded * self.scale.unsqueeze(1)
             return F.linear(x.float(), weight, self.bias).to(x.dtype)
-        reduced = not self.full_range()
-        return torch.ops.quantized.linear_dynamic(x.float(), self.packed, reduced).to(x.dtype)
+        y = torch.ops.quantized.linear_dynamic(x.float(), self.packed, not self.full_range())
+        return y.to(x.dtype)
 
     def __deepcopy__(self, memo):
         return self  # it never changes
@@ -493,8 +455,6 @@ class RoughLook:
     weight: W, float32. A beam needs the sum over all logits and cannot use it.
     """
 
-    few = 8  # types whose logits are computed exactly
-
     def __init__(self, weight: _Rows):
         short = weight.bfloat16()
         self.weight, self.product = weight, PackedProduct(short)
@@ -517,7 +477,7 @@ class RoughLook:
         slack = torch.stack([lost.max(), short.norm(dim=1).max()]) @ self.norms  # (types,)
         bounds = self.product(short, slack.bfloat16())  # (rows, types)
         bounds[:, [PAD, BEGIN]] = -math.inf
-        highest, ids = largest(bounds, min(self.few, bounds.size(1)))  # (rows, few), falling
+        highest, ids = largest(bounds, min(8, bounds.size(1)))  # (rows, 8), falling
         logits, best = (self.weight[ids] @ hidden.unsqueeze(2)).max(dim=1)  # (rows, 1) each
         eighth = highest[:, -1:].float()
         return ids.gather(1, best), logits > eighth + 2**-8 * eighth.abs()
@@ -548,7 +508,7 @@ def _likeliest(embedding, hidden):
     if sure is not None and sure.all():
         return token
     logits = embedding.logits(hidden)
-    logits[:, [PAD, BEGIN]] = -math.inf
+    logits[:, PAD : BEGIN + 1] = -math.inf
     return largest(logits)[1]
 
 # %% ../notebooks/24_fast.ipynb #f9482571
@@ -556,6 +516,42 @@ def _likeliest(embedding, hidden):
 def _most_probable(embedding, hidden, k):
     precision = torch.promote_types(hidden.dtype, torch.float32)
     return most_probable_of(embedding.logits(hidden), k, precision)
+
+# %% ../notebooks/24_fast.ipynb #28f73983
+class StepDecoder(LeanDecoder):
+    """The decoder of a model that only translates; `native` computes its steps, unless None.
+
+    seconds: what a step with its logits took in each way; chosen: precision and way, in words.
+    """
+
+    native, chosen, seconds = None, None, {}
+
+# %% ../notebooks/24_fast.ipynb #e9f1b2ca
+_KNOWN = {KeptPositions, LearnedPositionalEmbedding, StepDecoder, nn.ModuleList, DecoderLayer,
+          JoinedAttention, QuickAttention, PackedLinear, PositionwiseFeedForward, PackedEmbedding,
+          ResidualConnection, nn.Dropout, nn.LayerNorm, ShortNorm, nn.Identity}
+
+
+@stepwise.register(StepDecoder)
+def _stepwise(decoder, model, source, capacity):
+    if decoder.native is None or not consists_of(model, _KNOWN):
+        return IncrementalDecoder(model, source, capacity)
+    return NativeSteps(model, source, capacity, decoder.native)
+
+# %% ../notebooks/24_fast.ipynb #c54e18df
+def choose(model, precision, rows):
+    """Give a prepared model the quickest step and logits for so many rows, as measured here."""
+    decoder, embedding, timers = model.decoder, model.embedding, {}
+    ways = {f"{precision}, page 18": (None, embedding.product), **one_call_ways(model, precision)}
+    token, calls = torch.ones(rows, 1, dtype=torch.int64), min(5, model.config.max_length)
+    with evaluating(model):
+        for way, (decoder.native, logits) in ways.items():
+            step = stepwise(decoder, model, token, calls).step
+            timers[way] = timeit.Timer(lambda step=step, of=logits: of(step(token)[:, -1]))
+        rounds = [[one.timeit(1) for one in timers.values()] for _ in range(calls)]  # in turns
+    decoder.seconds = dict(zip(ways, map(min, zip(*rounds, strict=True)), strict=True))
+    decoder.chosen = min(ways, key=decoder.seconds.get)
+    decoder.native, embedding.product = ways[decoder.chosen]
 
 # %% ../notebooks/24_fast.ipynb #d53aa330
 def _replace(module, kinds):
@@ -583,19 +579,25 @@ def prepare(model, purpose, precision="fp32", rows=32):
     "train": attention spelled out where the fused function has a slow backward pass, one product
     for Q, K, V in bfloat16, masks only where needed, weights rounded at once, dropout from 16 bits.
     "translate" (in eval mode; weights that change later need another prepare): the fused function,
-    products with weights laid out once in `precision`, "fp32" (as trained), "bf16" or "int8"; rows:
-    about how many sentences times hypotheses a step has. Parameters and state_dict stay as they
-    are; `undo` gives the first model back. Parts from outside stay; with "bf16" they get bfloat16.
-    ValueError for other words, and for int8 on a GPU.
+    products with weights laid out once in `precision`, "fp32" (as trained), "bf16" or "int8"; steps
+    in one call where that is quickest for `rows`, about how many sentences times hypotheses a step
+    has (`model.decoder.chosen`). "auto" takes the precision whose step is quickest, measured once
+    for each machine and configuration (fp32 on a GPU). It does not look at quality: try what
+    rounding costs your model (on page 24 0.2 BLEU at most).
+    Parameters and state_dict stay as they are; `undo` gives the first model back. Parts from
+    outside stay; with "bf16" they get bfloat16. ValueError for other words, and for int8 on a GPU.
     """
     device = next(model.parameters()).device.type
     for name, value, words in (("purpose", purpose, ("train", "translate")),
-                               ("precision", precision, ("fp32", "bf16", "int8"))):
+                               ("precision", precision, ("fp32", "bf16", "int8", "auto"))):
         if value not in words:
             raise ValueError(f"{name}={value!r} is unknown: give {' or '.join(map(repr, words))}")
     if precision == "int8" and device != "cpu":
         raise ValueError("precision='int8' is for the CPU, and the model is on "
                          f"{device}: give 'bf16'")
+    if precision == "auto":
+        precision = "fp32" if device != "cpu" else quickest(
+            model, rows, lambda one: prepare(model, purpose, one, rows).decoder.seconds)
     kinds = {DotProductAttention: QuickAttention, Encoder: LeanEncoder, Decoder: LeanDecoder,
              PositionalEncoding: KeptPositions}
     if purpose == "train":
@@ -603,10 +605,12 @@ def prepare(model, purpose, precision="fp32", rows=32):
     else:
         options = {"precision": precision, "rows": rows}
         kinds |= {MultiHeadAttention: partial(JoinedAttention, product=partial(product, **options)),
-                  nn.Linear: partial(PackedLinear, **options),
+                  nn.Linear: partial(PackedLinear, **options), Decoder: StepDecoder,
                   TokenEmbedding: partial(PackedEmbedding, **options)}
         kinds |= {nn.LayerNorm: ShortNorm} if precision == "bf16" else {}
     _replace(undo(model), kinds)
+    if isinstance(model, Transformer) and purpose == "translate" and consists_of(model, _KNOWN):
+        choose(model, precision, rows)
     return model
 
 # %% ../notebooks/24_fast.ipynb #7dc1ee78

@@ -9,11 +9,14 @@ __all__ = ['whole_file', 'write_text', 'write_json', 'whole_folder', 'sha256_of'
 # %% ../notebooks/80_files.ipynb #ec8af477
 import ast
 import contextlib
+import ctypes
 import gzip
 import hashlib
 import html
+import importlib.metadata
 import json
 import lzma
+import mmap
 import os
 import platform
 import re
@@ -22,6 +25,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 import time
 import zlib
 from functools import cache
@@ -231,6 +235,113 @@ def describe_machine(device="cpu"):
     name = torch.cuda.get_device_name(device) if str(device).startswith("cuda") else name
     threads = f"{os.cpu_count()} cores, {torch.get_num_threads()} thread(s)"
     return f"{name}, {threads}, torch {torch.__version__}"
+
+# %% ../notebooks/80_files.ipynb #80c0de02
+def _made_here():
+    """The folder for what is made for this machine."""
+    if checkout_data() is not None:
+        return CHECKOUT / "_build" / "machine"
+    cached = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(cached).expanduser() / "annotated" / "machine"
+
+
+def _named(stem, facts, ending):
+    """The file there for these facts."""
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    return _made_here() / f"{stem}-{digest[:16]}{ending}"
+
+
+def measured_once(stem, facts, measure):
+    """What `measure()` finds, or found before for these facts here; nothing ({}) is not kept.
+
+    Delete the file to measure anew.
+    """
+    facts = {"machine": describe_machine(), **facts}
+    path = _named(stem, facts, ".json")
+    if path.is_file():
+        return json.loads(path.read_text(encoding="utf-8"))["found"]
+    found = measure()
+    if found:
+        with contextlib.suppress(OSError):  # where nothing can be kept, one measures again
+            write_json(path, {**facts, "found": found})
+    return found
+
+# %% ../notebooks/80_files.ipynb #80c0de03
+_OPTIONS = "-O3 -march=native -fno-math-errno -fno-trapping-math -shared -fPIC".split()
+# some compilers know no threads; on a Mac theirs would be at odds with PyTorch's
+_THREADS = ["-fopenmp", "-fopenmp-simd"][sys.platform == "darwin":]
+
+
+def _processor():
+    """What compiled code depends on: the kind of processor, and all that it can do."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.is_file() else []
+    able = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return [platform.system(), platform.machine(), platform.processor(), able]
+
+
+def _compiled(compiler, source, options):
+    """The bytes of a library. OSError if the compiler makes none."""
+    for threads in _THREADS:
+        with tempfile.TemporaryDirectory() as folder:
+            text, made = Path(folder, "source.c"), Path(folder, "library.so")
+            text.write_text(source, encoding="utf-8")
+            command = [compiler, *_OPTIONS, threads, *options, text, "-o", made, "-lm"]
+            if not subprocess.run(command, capture_output=True).returncode:
+                return made.read_bytes()
+    raise OSError(f"{compiler} makes no library of this source")
+
+# %% ../notebooks/80_files.ipynb #80c0de04
+def _library_file(compiler, stem, source, options):
+    """The library as a file: the one kept, if it is whole, or a new one."""
+    torch = importlib.metadata.version("torch")  # its threads are used
+    facts = [source, options, _OPTIONS, _THREADS, compiler, torch, *_processor()]
+    path = _named(stem, facts, ".so")
+    mark = path.with_suffix(".sha256")
+    if path.is_file() and mark.is_file() and sha256_of(path) == mark.read_text():
+        return path
+    made = _compiled(compiler, source, options)
+    try:
+        with whole_file(path) as file:
+            file.write(made)
+        write_text(mark, hashlib.sha256(made).hexdigest())
+    except OSError:  # nothing can be kept: for this process alone
+        path = Path(tempfile.mkdtemp(), path.name)
+        path.write_bytes(made)
+    return path
+
+
+def compiled_library(stem, source, *options):
+    """A library compiled from C where it runs, loaded; None where none can be made or loaded."""
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    if compiler is None or os.name == "nt":
+        return None
+    try:
+        return ctypes.CDLL(str(_library_file(compiler, stem, source, options)))
+    except OSError:  # the compiler fails, or no file may be run where this one lies
+        return None
+
+# %% ../notebooks/80_files.ipynb #80c0de06
+def c_library(name):
+    """The function of this name in the C library, or None where it has none."""
+    try:
+        return getattr(ctypes.CDLL(None), name)
+    except (OSError, TypeError, AttributeError):
+        return None
+
+
+@cache
+def use_large_pages(size):
+    """Let the next `size` bytes from the C library lie in pages of 2 MB where that can be."""
+    malloc, madvise, free = (c_library(name) for name in ("malloc", "madvise", "free"))
+    malloc.restype, malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    free.argtypes = [ctypes.c_void_p]
+    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    span, _behind, large = malloc(size), malloc(1 << 26), 1 << 21
+    if span is not None:
+        start = -(-span // large) * large  # the first large page within the span
+        madvise(start, (span + size - start) // large * large, mmap.MADV_HUGEPAGE)
+    free(span)
 
 # %% ../notebooks/80_files.ipynb #74d98bc5
 @cache

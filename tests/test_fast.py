@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import itertools
+import json
 import math
 import os
 import sys
@@ -18,12 +19,21 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from annotated import fast
+from annotated import fast, files, native
 from annotated.attention import DotProductAttention, masked_softmax
 from annotated.batches import pad
 from annotated.checkpoints import save_checkpoint
 from annotated.corpora import load_corpus
-from annotated.decoding import KeyValueCache, beam_search, greedy_decode, likeliest, most_probable, translate
+from annotated.decoding import (
+    IncrementalDecoder,
+    KeyValueCache,
+    beam_search,
+    greedy_decode,
+    likeliest,
+    most_probable,
+    stepwise,
+    translate,
+)
 from annotated.embeddings import TokenEmbedding
 from annotated.fast import (
     ChunkedLoss,
@@ -40,6 +50,7 @@ from annotated.fast import (
     RoughLook,
     ShortNorm,
     SixteenBitDropout,
+    StepDecoder,
     largest,
     lean_mask,
     lean_softmax,
@@ -49,6 +60,7 @@ from annotated.fast import (
     surely_all,
     undo,
 )
+from annotated.feed_forward import PositionwiseFeedForward
 from annotated.masking import causal_mask
 from annotated.multi_head import MultiHeadAttention, record_attention
 from annotated.positional import PositionalEncoding, sinusoidal_encoding
@@ -549,6 +561,7 @@ def test_a_rough_look_is_nearly_always_sure_of_random_logits():
 @pytest.mark.parametrize("alike", [False, True])
 def test_greedy_decoding_with_a_rough_look_writes_the_same(alike, monkeypatch):
     monkeypatch.setattr(RoughLook, "pays", lambda weight: True)
+    monkeypatch.setattr(native, "library", lambda bits: None)  # the sums of a step in another order may turn such ties round
     model, seen = tiny(3000, d_model=64, d_ff=128, h=4).float(), []
     if alike:  # so near each other that bf16 cannot tell them apart
         with torch.no_grad():
@@ -721,7 +734,7 @@ def test_every_plain_part_is_replaced_by_the_part_for_the_purpose(purpose, preci
     both = {DotProductAttention: QuickAttention, Encoder: LeanEncoder, Decoder: LeanDecoder, PositionalEncoding: KeptPositions,
             MultiHeadAttention: JoinedAttention}
     only = {"train": {nn.Dropout: SixteenBitDropout},
-            "translate": {nn.Linear: PackedLinear, TokenEmbedding: PackedEmbedding}}[purpose]
+            "translate": {nn.Linear: PackedLinear, TokenEmbedding: PackedEmbedding, Decoder: StepDecoder}}[purpose]
     expected = both | only | ({nn.LayerNorm: ShortNorm} if precision == "bf16" else {})
     assert after == {path: expected.get(kind, kind) for path, kind in before.items()} and set(expected) <= set(before.values())
 
@@ -1058,56 +1071,6 @@ def test_only_who_looks_on_has_weights_made(fused, purpose):
     assert len(fused[1]) == 2
 
 
-@pytest.mark.parametrize(("rows", "queries", "dtype", "d_k", "threads", "training", "explicit"), [
-    (32, 1, torch.bfloat16, 64, 2, False, True), (31, 1, torch.bfloat16, 64, 2, False, False),
-    (32, 2, torch.bfloat16, 64, 2, False, False), (32, 1, torch.float32, 64, 2, False, False),
-    (32, 1, torch.bfloat16, 32, 2, False, False), (32, 1, torch.bfloat16, 64, 1, False, False),
-    (64, 1, torch.bfloat16, 40, 2, False, True), (64, 1, torch.bfloat16, 32, 2, False, False),
-])
-def test_a_step_for_many_rows_in_bf16_takes_a_way_of_its_own_and_gives_the_same(
-    rows, queries, dtype, d_k, threads, training, explicit, monkeypatch, fused
-):
-    torch.manual_seed(0)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    own, calls = fused
-    Q, K, V = torch.randn(rows, 2, queries, d_k).to(dtype), *(torch.randn(rows, 2, 9, d_k).to(dtype) for _ in range(2))
-    mask = torch.rand(rows, 1, 1, 9) < 0.7
-    mask[0] = False  # a row with nothing to attend to
-    for some in (None, mask):
-        calls.clear()
-        heads, weights = quick(training=training)(Q, K, V, some)
-        assert len(calls) == (0 if explicit else 1) and heads.dtype == dtype and weights is None
-        expected = own(Q.double(), K.double(), V.double(), some)
-        close = {torch.float32: 1e-5, torch.bfloat16: 0.03}[dtype]
-        assert torch.allclose(heads.double(), torch.zeros_like(expected).where(expected.isnan(), expected), rtol=0, atol=close)
-
-
-def test_attend_once_is_the_plain_function_for_one_query():
-    Q, K, V = inputs((3, 2, 1, 6), (3, 2, 9, 6), (3, 2, 9, 4))
-    mask = random_mask(3, 1, 1, 9)
-    mask[0] = False
-    for some in (None, mask):
-        torch.testing.assert_close(fast.attend_once(Q, K, V, some), DotProductAttention()(Q, K, V, some)[0], **EXACT)
-
-
-def test_a_step_with_many_keys_stays_with_the_fused_function(monkeypatch, unenforced):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    once = []
-    monkeypatch.setattr(fast, "attend_once", lambda *_: once.append(1))
-    for keys in (128, 129):
-        quick()(*(torch.randn(32, 2, n, 64).bfloat16() for n in (1, keys, keys)))
-    assert once == [1]
-    quick(training=True)(*(torch.randn(32, 2, n, 64).bfloat16() for n in (1, 128, 128)))
-    assert once == [1], "a step is part of translating"
-
-
-def test_a_step_with_few_narrow_keys_stays_with_the_fused_function(monkeypatch):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    for d_k, keys, taken in ((32, 32, False), (32, 33, True), (33, 32, True), (33, 33, True)):
-        query, key = torch.zeros(32, 4, 1, d_k).bfloat16(), torch.zeros(32, 4, keys, d_k).bfloat16()
-        assert fast.is_step(query, key) == taken
-
-
 def test_short_training_on_a_processor_takes_the_explicit_way_and_gives_the_same(fused):
     layer, calls = prepared(make(), "train"), fused[1]
     cases = (5, torch.float64, 0), (256, torch.float64, 0), (257, torch.float64, 1), (1024, torch.bfloat16, 0), (1025, torch.bfloat16, 1)
@@ -1392,5 +1355,241 @@ print(plain, could, cost, first, asked_for(torch.ones(20_000_000)), asked_for(to
 
 
 def test_without_such_a_c_library_memory_is_left_alone(monkeypatch):
-    monkeypatch.setattr(fast, "_c_library", lambda name: None)
+    monkeypatch.setattr(fast, "c_library", lambda name: None)
     assert (fast.keep_memory(), fast.give_memory_back()) == (False, False)
+
+
+# Steps in one call
+
+native_steps = pytest.mark.skipif(native.library(32) is None, reason="no C compiler here")
+BITS = {"fp32": 32, "bf16": 16, "int8": 8}
+
+
+def in_one_call(model, precision, threads=1):
+    """The prepared model, whose steps are computed in C whatever is quickest."""
+    prepare(model, "translate", precision)
+    model.decoder.native = native.NativeDecoder(model.decoder, BITS[precision], threads)
+    model.embedding.product = native.NativeProduct(model.embedding.weight, BITS[precision], threads)
+    return model
+
+
+def rounded_alike(model, precision):
+    """The plain model, whose products round weights and inputs as the C code does: what it is compared with."""
+    def weights(weight):
+        if precision == "bf16":
+            return weight.bfloat16().float()
+        scale = weight.abs().amax(dim=1, keepdim=True) / 127
+        return (weight / scale).round() * scale
+
+    def inputs(x):
+        if precision == "bf16":
+            return x.bfloat16().float()
+        low, high = x.amin(dim=-1, keepdim=True).clamp(max=0), x.amax(dim=-1, keepdim=True).clamp(min=0)
+        scale = (high - low) / 255
+        return ((x / scale).round() + (-low / scale).round()).clamp(0, 255).sub((-low / scale).round()) * scale
+
+    class Rounded(nn.Linear):
+        def forward(self, x):
+            return F.linear(inputs(x), weights(self.weight), self.bias)
+
+    for layer in model.decoder.modules():
+        if type(layer) is nn.Linear:
+            layer.__class__ = Rounded
+    model.embedding.logits = lambda x: inputs(x) @ weights(model.embedding.weight).T
+    return model
+
+
+@native_steps
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("norm_first, positions", list(itertools.product((False, True), ("sinusoidal", "learned"))))
+@pytest.mark.parametrize("threads", [1, 2])
+def test_steps_in_one_call_are_the_plain_steps_of_rows_that_come_and_go(precision, norm_first, positions, threads):
+    plain = tiny(300, d_model=48, d_ff=101, h=3, d_k=10, d_v=13, norm_first=norm_first, positions=positions, max_length=9).float()
+    source = torch.randint(4, 300, (5, 7))
+    source[0, 4:], source[2, 1:] = PAD, PAD
+    ours = in_one_call(copy.deepcopy(plain), precision, threads)
+    if precision != "fp32":
+        rounded_alike(plain, precision)
+    with torch.no_grad():
+        memory = plain.encode(source) if precision == "fp32" else ours.encode(source)
+        plain.encode = lambda _: (memory[0].float(), memory[1])
+        if precision != "fp32":  # the keys of the memory are made by PyTorch's products
+            for mine, other in zip(plain.decoder.layers, ours.decoder.layers, strict=True):
+                mine.cross_attention.keys_and_values = lambda *x, of=other.cross_attention: tuple(
+                    y.float() for y in of.keys_and_values(memory[0], memory[0]))
+        steps = stepwise(plain.decoder, plain, source, 9), stepwise(ours.decoder, ours, source, 9)
+        assert [type(one) for one in steps] == [IncrementalDecoder, native.NativeSteps]
+        rows = 5
+        for chosen, left in (([0, 0, 1, 1, 4, 4], [0, 1, 4]), ([1, 0, 5, 4], [0, 2]), ([3] * 6, [1]), ([0], [0]), (None, None)):
+            for _ in range(2 if chosen else 1):
+                tokens = torch.randint(4, 300, (rows, 1))
+                expected, found = (one.step(tokens) for one in steps)
+                bound = {"fp32": 1e-5, "bf16": 2e-2, "int8": 2e-2}[precision]  # a sum in another order may be rounded the other way
+                assert near(found, expected, bound)
+            if chosen:
+                for one in steps:
+                    one.select(torch.tensor(chosen), torch.tensor(left))
+                rows = len(chosen)
+    with pytest.raises(ValueError, match=r"tokens of shape \(2, 1\) for 1 rows: give one a row, and call select when rows come or go"):
+        steps[1].step(tokens.repeat(2, 1))
+    with pytest.raises(ValueError, match="there is room for 9 positions, not 10: give a larger capacity"):
+        steps[1].step(tokens)
+
+
+@native_steps
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+def test_the_book_s_model_writes_in_one_call_what_it_writes_in_plain_steps(precision):
+    saved, sentences = book_model(), [source for source, _ in load_corpus("toy").test[:200]]
+    plain, ours = copy.deepcopy(saved.model), in_one_call(copy.deepcopy(saved.model), precision)
+    if precision != "fp32":
+        rounded_alike(plain, precision)
+    for beam in (1, 4):
+        expected, found = (translate(model, saved.tokenizer, sentences, beam=beam) for model in (plain, ours))
+        same = sum(one == other for one, other in zip(expected, found, strict=True))
+        assert same == 200 if precision == "fp32" else same >= 198, "the encoder's own rounding may turn a near tie"
+
+
+@native_steps
+@pytest.mark.parametrize("change", ["attention", "hook", "type", "recorded", "linear"])
+def test_what_is_from_outside_is_not_passed_by_in_one_call(change):
+    model, source = in_one_call(tiny(300).float(), "fp32"), SOURCE
+    assert isinstance(stepwise(model.decoder, model, source, 5), native.NativeSteps)
+    layer, around = model.decoder.layers[1], contextlib.nullcontext()
+    if change == "attention":
+        layer.self_attention.attention = DotProductAttention()
+    elif change == "hook":
+        layer.feed_forward.register_forward_hook(lambda *_: None)
+    elif change == "type":
+        model.double()
+    elif change == "linear":
+        layer.feed_forward.W_1 = nn.Linear(16, 32)
+    elif change == "recorded":
+        around = record_attention(model)
+    with around, torch.no_grad():
+        assert type(stepwise(model.decoder, model, source, 5)) is IncrementalDecoder
+    assert type(stepwise(undo(model).decoder, model, source, 5)) is IncrementalDecoder
+
+
+@native_steps
+@pytest.mark.parametrize("change", ["biases", "fewer heads", "wide", "norm", "no offset", "one norm first", "more layers", "wider logits"])
+def test_a_decoder_that_is_not_as_configured_is_left_to_page_18_s_step(change):
+    model = tiny(300).float()
+    layer = model.decoder.layers[1]
+    if change == "biases":
+        layer.self_attention.W_Q = nn.Linear(16, 16)
+    elif change == "fewer heads":  # of the same width in all
+        layer.cross_attention = MultiHeadAttention(16, 1)
+    elif change == "wide":
+        layer.feed_forward = PositionwiseFeedForward(16, 500)
+    elif change == "norm":
+        model.decoder.norm = nn.LayerNorm(16)
+    elif change == "no offset":
+        layer.residual[2].norm = nn.LayerNorm(16, bias=False)
+    elif change == "one norm first":
+        layer.residual[1].norm_first = True
+    elif change == "more layers":
+        model.decoder.layers.append(copy.deepcopy(layer))
+    elif change == "wider logits":
+        model.embedding = TokenEmbedding(301, 16)
+    expected = greedy_decode(model, SOURCE, extra=5)
+    prepare(model, "translate")
+    assert (native.one_call_ways(model, "fp32") == {}) == (change != "more layers")
+    if change == "more layers":
+        in_one_call(model, "fp32")
+    assert greedy_decode(model, SOURCE, extra=5) == expected
+
+
+@native_steps
+def test_a_beam_that_allows_only_some_tokens_finds_the_same_in_one_call():
+    plain = tiny(300).float()
+    ours, ways = in_one_call(copy.deepcopy(plain), "fp32"), torch.rand(4, 300) < 0.1
+    ways[:, END] = True
+
+    def allowed(rows, ids):
+        return ways[ids.size(2) % 4].expand(ids.size(0) * ids.size(1), -1)
+
+    expected, found = (beam_search(model, SOURCE, beam=3, extra=5, n_best=3, allowed=allowed) for model in (plain, ours))
+    assert [[ids for ids, _ in one] for one in found] == [[ids for ids, _ in one] for one in expected]
+
+
+@native_steps
+def test_no_more_threads_are_used_than_pytorch_has(monkeypatch):
+    model = in_one_call(tiny(300).float(), "fp32", threads=2)
+    for has, used in ((1, 1), (2, 2), (3, 2)):
+        monkeypatch.setattr(torch, "get_num_threads", lambda has=has: has)
+        with torch.no_grad():
+            assert stepwise(model.decoder, model, SOURCE, 5).state.threads == used
+
+
+@native_steps
+def test_what_the_c_code_could_not_read_is_refused():
+    model = in_one_call(tiny(300).float(), "fp32")
+    with torch.no_grad():
+        steps = stepwise(model.decoder, model, SOURCE, 5)
+    rows = len(SOURCE)
+    for wrong in (300, -1, 2**40):
+        tokens = torch.full((rows, 1), 5)
+        tokens[1] = wrong
+        with pytest.raises(ValueError, match=f"row 1 has the token {wrong}: give an id from 0 to 299"):
+            steps.step(tokens)
+    step = native.NativeSteps.step
+    step = getattr(step, "__wrapped__", step)  # as it is without the checks of shapes
+    with pytest.raises(ValueError, match="give one a row"):
+        step(steps, torch.full((rows, 2), 5))
+    assert steps.length == 0 and steps.step(torch.full((rows, 1), 5, dtype=torch.int32)).isfinite().all(), "any kind of whole numbers"
+    for wrong in (torch.zeros(2, 15), torch.zeros(2, 16, device="meta")):
+        with pytest.raises(ValueError, match="prepare the model again where it is"):
+            model.embedding.product(wrong)
+
+
+@native_steps
+def test_the_quickest_way_is_taken(monkeypatch):
+    model = prepare(tiny(300).float(), "translate", rows=2)
+    assert set(model.decoder.seconds) == {"fp32, page 18", *(f"fp32, C, {n} thread(s)" for n in {1, torch.get_num_threads()})}
+    assert model.decoder.chosen == min(model.decoder.seconds, key=model.decoder.seconds.get)
+    assert (model.decoder.native is None) == (model.decoder.chosen == "fp32, page 18")
+    for times, chosen in (([9.0, 1.0, 5.0], "fp32, C, 1 thread(s)"), ([1.0, 9.0, 9.0], "fp32, page 18")):
+        quick = itertools.cycle(times[: 1 + len({1, torch.get_num_threads()})])  # the ways take turns
+        monkeypatch.setattr(fast.timeit.Timer, "timeit", lambda *_, quick=quick: next(quick))
+        assert prepare(model, "translate", rows=2).decoder.chosen == chosen
+
+
+def test_the_quickest_precision_is_measured_once(monkeypatch, tmp_path):
+    monkeypatch.setattr(files, "_made_here", lambda: tmp_path)
+    times, asked = {"fp32": 3.0, "bf16": 2.0, "int8": 4.0}, []
+
+    def choose(model, precision, rows):
+        asked.append(precision)
+        model.decoder.seconds = {"": times[precision]}
+
+    monkeypatch.setattr(fast, "choose", choose)
+    model = tiny(300).float()
+    for rows, known in ((2, False), (2, True), (3, False)):
+        asked.clear()
+        assert isinstance(prepare(model, "translate", "auto", rows).decoder.layers[0].residual[0].norm, ShortNorm), "bf16"
+        assert asked == ["bf16"] if known else asked == ["fp32", "bf16", "int8", "bf16"]
+    kept = sorted(json.loads(path.read_text())["rows"] for path in tmp_path.iterdir())
+    assert kept == [2, 3]
+    times["int8"] = 1.0
+    other = tiny(301).float()
+    assert type(prepare(other, "translate", "auto", 2).decoder.layers[0].feed_forward.W_1.product) is fast.Int8Product
+    monkeypatch.setattr(native, "library", lambda bits: None)
+    asked.clear()
+    prepare(other, "translate", "auto", 2)
+    assert len(asked) == 4, "measured anew where there is no compiler"
+
+
+def test_without_a_compiler_page_18_s_step_is_taken(monkeypatch):
+    monkeypatch.setattr(native, "library", lambda bits: None)
+    decoder = prepare(tiny(300).float(), "translate").decoder
+    assert decoder.native is None and decoder.chosen == "fp32, page 18"
+
+
+def test_a_foreign_model_with_a_decoder_of_ours_is_prepared_too():
+    class Foreign(nn.Module):
+        def __init__(self, decoder):
+            super().__init__()
+            self.decoder = decoder
+
+    model = prepare(Foreign(tiny(300).float().decoder), "translate")
+    assert type(model.decoder) is StepDecoder and model.decoder.native is None

@@ -1,0 +1,48 @@
+"""Compiled C: products against PyTorch's, and the same weights for other threads."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from annotated import native
+
+compiler = pytest.mark.skipif(native.library(32) is None, reason="no C compiler here")
+
+
+@compiler
+@pytest.mark.parametrize("bits, bound", [(32, 1e-6), (16, 5e-3), (8, 2e-2)])
+@pytest.mark.parametrize("rows, width, out", [(1, 1, 1), (4, 64, 32), (7, 70, 101), (33, 129, 31)])
+def test_a_product_in_c_is_that_of_pytorch(bits, bound, rows, width, out):
+    torch.manual_seed(0)
+    weight, x = torch.randn(out, width), torch.randn(rows, width)
+    found, expected = native.NativeProduct(weight, bits, threads=2)(x), F.linear(x, weight)
+    assert found.shape == expected.shape and (found - expected).norm() <= bound * expected.norm() + 1e-12
+    assert torch.equal(native.NativeProduct(weight, bits)(x.view(1, rows, width))[0], found), "any leading axes, any threads"
+
+
+@compiler
+def test_extreme_inputs_stay_within_8_bits():
+    weight = torch.eye(32)
+    for x in (torch.zeros(2, 32), torch.full((1, 32), 3.0), torch.full((1, 32), -3.0), torch.linspace(-1e4, 1e4, 32)[None]):
+        found = native.NativeProduct(weight, 8)(x)
+        assert (found - x).abs().max() <= (x.max().clamp(min=0) - x.min().clamp(max=0)) / 255 + 1e-6
+
+
+@compiler
+@pytest.mark.parametrize("bits", [8, 16, 32])
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), -float("inf"), 1e38])
+def test_a_row_or_an_output_that_is_not_finite_leaves_the_others_alone(bits, odd):
+    torch.manual_seed(0)
+    weight, x = torch.randn(40, 70), torch.randn(3, 70)
+    expected = native.NativeProduct(weight, bits)(x)
+    x[1], weight[7] = odd, odd
+    found = native.NativeProduct(weight, bits)(x)
+    others = [i for i in range(40) if i != 7]
+    assert torch.equal(found[[0, 2]][:, others], expected[[0, 2]][:, others])
+
+
+@compiler
+def test_weights_are_laid_out_once_for_all_threads():
+    one = native.NativeProduct(torch.randn(40, 70), 8)
+    two = one.with_threads(2)
+    assert (one.threads, two.threads) == (1, 2) and two.weight is one.weight and two.kept is one.kept
