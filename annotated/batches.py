@@ -27,7 +27,7 @@ from jaxtyping import Int
 from torch import Tensor
 from tqdm import tqdm
 
-from .corpora import clean_pairs, load_corpus
+from .corpora import clean_pairs, load_corpus, normalised
 from .files import sha256_of, whole_folder, write_json
 from .tokens import BEGIN, END, PAD, UNKNOWN, SubwordTokenizer, Tokenizer, load_tokenizer
 
@@ -472,18 +472,19 @@ def all_cores():
 # %% ../notebooks/13_batches.ipynb #6d1fedf2
 def prepare_corpus(name, folder, vocab_size, model="bpe", root=None, source_language=None,
                    target_language=None, share=1.0, max_length=250, max_ratio=3.0, seed=0,
-                   show_progress=False):
+                   normalise=False, show_progress=False):
     """Clean a corpus, learn its vocabulary, encode it into a new folder; returns what it wrote.
 
     vocab_size, model: as for `SubwordTokenizer.fit`, which learns from a random `share` of the
     training pairs; max_length (words, and then tokens) and max_ratio: what cleaning drops (section
-    5.1); show_progress: bars with the time and the disk that it takes. A folder that was made with
-    the same arguments is loaded, one that was not is a ValueError. One of several processes
-    prepares, on all cores; the others wait.
+    5.1); normalise: train and validate on plain punctuation; show_progress: bars with the time and
+    the disk that it takes. A folder that was made with the same arguments is loaded, one that was
+    not is a ValueError. One of several processes prepares, on all cores; the others wait.
     """
     folder = Path(folder)
     facts = {"corpus": str(name), "vocab_size": vocab_size, "model": model, "share": share,
-             "max_length": max_length, "max_ratio": max_ratio, "seed": seed}
+             "max_length": max_length, "max_ratio": max_ratio, "seed": seed,
+             "normalise": normalise}
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):
         if not folder.exists():
@@ -494,8 +495,9 @@ def prepare_corpus(name, folder, vocab_size, model="bpe", root=None, source_lang
     wanted = facts | {"languages": [source_language or prepared.source_language,
                                     target_language or prepared.target_language]}
     for fact, value in wanted.items():
-        if prepared.facts.get(fact) != value:
-            what = f"{folder} was prepared with {fact} {prepared.facts.get(fact)!r}, not {value!r}"
+        before = prepared.facts.get(fact, False)  # earlier folders know of no normalising
+        if before != value:
+            what = f"{folder} was prepared with {fact} {before!r}, not {value!r}"
             raise ValueError(f"{what}: give another folder, or move this one away")
     return prepared
 
@@ -513,16 +515,20 @@ def _prepare(corpus, folder, facts, show_progress):
     limits = facts["max_length"], facts["max_ratio"]
     draw, first, counts = np.random.default_rng(facts["seed"]), {}, {}
     told = partial(tqdm, unit=" pairs", mininterval=1, disable=not show_progress)
+
+    def finished(pairs):
+        return normalised(pairs, *languages) if facts["normalise"] else pairs
+
     clean = clean_pairs(told(corpus.train, desc="1 of 2, vocabulary"), first, *limits)
     clean = (pair for pair in clean if draw.random() < facts["share"])
-    tokenizer = SubwordTokenizer.fit(clean, facts["vocab_size"], facts["model"])
+    tokenizer = SubwordTokenizer.fit(finished(clean), facts["vocab_size"], facts["model"])
     with whole_folder(folder) as part:
         tokenizer.save(part / "tokenizer.json")
         clean = clean_pairs(corpus.train, counts, *limits)
         with told(desc="2 of 2, encoding", total=first["kept"]) as bar:
-            train = write_encoded(clean, tokenizer, part / "train", *languages, limits[0],
+            train = write_encoded(finished(clean), tokenizer, part / "train", *languages, limits[0],
                                   report=partial(_report, bar))
-        valid = write_encoded(corpus.valid, tokenizer, part / "valid", *languages)
+        valid = write_encoded(finished(corpus.valid), tokenizer, part / "valid", *languages)
         cleaning = counts | {"kept": len(train), "overlong in tokens": train.manifest["dropped"]}
         digests = {"train": train.digest, "valid": valid.digest}
         digests["tokenizer"] = vocabulary_digest(tokenizer)

@@ -250,6 +250,15 @@ def clean_pairs(pairs, counts, max_length=250, max_ratio=3.0):
         if fault is None:
             yield source, target
 
+# %% ../notebooks/11_corpora.ipynb #4be01d55
+def normalised(pairs, source_language="en", target_language="de"):
+    """Pairs with punctuation as Moses' script writes it, one at a time: „ and “ become ", say."""
+    from sacremoses import MosesPunctNormalizer
+
+    source, target = map(MosesPunctNormalizer, (source_language, target_language))
+    for one, other in pairs:
+        yield source.normalize(one), target.normalize(other)
+
 # %% ../notebooks/11_corpora.ipynb #0158c702
 def choose_languages(name, known, source=None, target=None):
     """Source and target language of a corpus: English to its second language unless told otherwise.

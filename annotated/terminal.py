@@ -256,6 +256,7 @@ class Prepare:
     max_length: int = 250  # words, and then tokens, of a side at most
     max_ratio: float = 3.0  # words of the longer to the shorter side at most
     seed: int = 0  # of the draw of that share
+    normalise: bool = False  # punctuation of what is trained on, as Moses does: „ and “ become "
 
 
 def _prepare(arguments):

@@ -625,7 +625,7 @@ def test_a_corpus_is_prepared_once(corpus, tmp_path, monkeypatch):
         assert again.train.digest == made.train.digest and list(again.valid) == list(made.valid)
         assert again.tokenizer.as_dict() == made.tokenizer.as_dict() and again.facts == made.facts
     for change, message in (({"vocab_size": 310}, "vocab_size 300, not 310"), ({"seed": 1}, "seed 0, not 1"),
-                            ({"name": "other"}, "corpus 'mine', not 'other'"),
+                            ({"name": "other"}, "corpus 'mine', not 'other'"), ({"normalise": True}, "normalise False, not True"),
                             ({"target_language": "fr"}, r"languages \['en', 'de'\], not \['en', 'fr'\]")):
         with pytest.raises(ValueError, match=f"was prepared with {message}: give another folder"):
             prepare_corpus(**{"name": "mine", "folder": tmp_path / "p", "vocab_size": 300} | change)
@@ -709,6 +709,25 @@ def test_the_vocabulary_may_be_learnt_from_a_share(corpus, tmp_path):
     whole, some, again = (prepare_corpus("mine", tmp_path / str(n), 290, share=share, seed=4).tokenizer.as_dict()
                           for n, share in enumerate((1.0, 0.1, 0.1)))
     assert some == again and some != whole
+
+
+def test_punctuation_is_made_plain_on_request_in_training_and_validation(corpus, tmp_path):
+    corpus.train, corpus.valid = [*TEXTS, ("“x” – y’s", "„x“ – y")], [("“y” – x’s", "„y“ – x")]
+    plain = [[*TEXTS, ('"x" - y\'s', '"x" - y')], [('"y" - x\'s', '"y" - x')]]
+    made, as_it_is = (prepare_corpus("mine", tmp_path / str(wish), 300, normalise=wish) for wish in (True, False))
+    assert made.tokenizer.as_dict() == SubwordTokenizer.fit(plain[0], 300).as_dict()
+    assert [[tuple(map(made.tokenizer.decode, pair)) for pair in pairs] for pairs in (made.train, made.valid)] == plain
+    assert "„" in as_it_is.tokenizer.decode(as_it_is.train[len(TEXTS)][1]) and made.facts["normalise"]
+
+
+def test_a_folder_prepared_before_there_was_normalising_is_found_again(corpus, tmp_path):
+    prepare_corpus("mine", tmp_path / "p", 300)
+    facts = json.loads((tmp_path / "p" / "prepared.json").read_text(encoding="utf-8"))
+    del facts["normalise"]
+    (tmp_path / "p" / "prepared.json").write_text(json.dumps(facts), encoding="utf-8")
+    assert len(prepare_corpus("mine", tmp_path / "p", 300).train) == 200
+    with pytest.raises(ValueError, match="normalise False, not True"):
+        prepare_corpus("mine", tmp_path / "p", 300, normalise=True)
 
 
 def test_what_cleaning_drops_teaches_the_vocabulary_nothing(corpus, tmp_path):

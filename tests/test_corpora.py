@@ -20,6 +20,7 @@ from annotated.corpora import (
     CORPORA,
     clean_pairs,
     load_corpus,
+    normalised,
     pair_fault,
     pair_lines,
     read_pairs,
@@ -474,3 +475,11 @@ def test_cleaning_streams():
     assert list(islice(clean_pairs(((f"word {n}", f"Wort {n}") for n in count()), {}), 2)) == [
         ("word 0", "Wort 0"), ("word 1", "Wort 1")]
 
+
+def test_punctuation_is_made_plain_pair_by_pair():
+    """By the substitutions of Moses' normalize-punctuation.perl, with the rules of each side's language."""
+    pairs = [("“Stop”, he said…", "„Halt“, sagte er…"), ("it’s 5 000 – or 6", "das sind 5\u00a0000 Meter – oder 6"), ("plain", "schlicht")]
+    plain = [('"Stop," he said...', '"Halt", sagte er...'), ("it's 5 000 - or 6", "das sind 5,000 Meter - oder 6"), ("plain", "schlicht")]
+    assert list(normalised(pairs)) == plain
+    assert list(normalised([pair[::-1] for pair in pairs], "de", "en")) == [pair[::-1] for pair in plain]
+    assert len(list(islice(normalised(pairs[0] for _ in count()), 2))) == 2
