@@ -17,6 +17,7 @@ from functools import cache, partial
 import torch
 from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional as F
 
 from .attention import DotProductAttention, Keys, Mask, Queries, Values, masked_softmax
@@ -25,7 +26,7 @@ from .embeddings import TokenEmbedding
 from .multi_head import MultiHeadAttention
 from .positional import PositionalEncoding, sinusoidal_encoding
 from .regularization import LabelSmoothingLoss
-from .stacks import Decoder, Encoder, ResidualConnection
+from .stacks import Decoder, Encoder
 from .tokens import BEGIN, PAD
 from .transformer import Transformer
 
@@ -180,6 +181,24 @@ def lean_mask(mask: Mask) -> Mask:
         return None
     return mask[:1] if surely_all(mask == mask[:1]) else mask
 
+# %% ../notebooks/24_fast.ipynb #5a3c1e77
+def rounded_weights(layer):
+    """The weights and offsets of a layer's plain products, `rounded` all at once, by name."""
+    weights = {f"{path}.{name}": weight for path, part in layer.named_modules()
+               if type(part) is nn.Linear for name, weight in part.named_parameters()}
+    if not weights:
+        return {}
+    whole = rounded(torch.cat([weight.flatten() for weight in weights.values()]))
+    parts = whole.split([weight.numel() for weight in weights.values()])
+    return {name: part.view_as(weights[name]) for name, part in zip(weights, parts, strict=True)}
+
+
+def call_rounded(layer, *inputs):
+    """The layer's outputs, on a GPU under autocast with `rounded_weights`."""
+    if not (inputs[0].is_cuda and torch.is_autocast_enabled(inputs[0].device.type)):
+        return layer(*inputs)
+    return functional_call(layer, rounded_weights(layer), inputs, tie_weights=False)
+
 # %% ../notebooks/24_fast.ipynb #6330b6c0
 _X = Float[Tensor, "batch n d_model"]
 
@@ -189,7 +208,10 @@ class LeanEncoder(PreparedPart, Encoder):
 
     def forward(self, x: _X, mask: Bool[Tensor, "*#heads #n #n"] | None = None) -> _X:
         """As `Encoder`."""
-        return super().forward(x, lean_mask(mask))
+        mask = lean_mask(mask)
+        for layer in self.layers:
+            x = call_rounded(layer, x, mask)
+        return self.norm(x)
 
 # %% ../notebooks/24_fast.ipynb #dc66f3ac
 _Y = Float[Tensor, "batch m d_model"]
@@ -201,18 +223,10 @@ class LeanDecoder(PreparedPart, Decoder):
 
     def forward(self, x: _Y, memory: _X, mask: _Past = None, memory_mask: _Across = None) -> _Y:
         """As `Decoder`."""
-        return super().forward(x, rounded(memory), lean_mask(mask), lean_mask(memory_mask))
-
-# %% ../notebooks/24_fast.ipynb #d39a9bf5
-_Wide = Float[Tensor, "*batch d_model"]
-
-
-class RoundedResidual(PreparedPart, ResidualConnection):
-    """A residual connection that rounds once what its sub-layer multiplies more than once."""
-
-    def forward(self, x: _Wide, sublayer) -> _Wide:
-        """As `ResidualConnection`."""
-        return super().forward(x, lambda x: sublayer(rounded(x)))
+        inputs = rounded(memory), lean_mask(mask), lean_mask(memory_mask)
+        for layer in self.layers:
+            x = call_rounded(layer, x, *inputs)
+        return self.norm(x)
 
 # %% ../notebooks/24_fast.ipynb #a9ee6b28
 class KeptPositions(PreparedPart, PositionalEncoding):
@@ -453,6 +467,9 @@ class PackedLinear(PreparedPart, nn.Linear):
         return super().forward(x) if self.training else self.product(x)
 
 # %% ../notebooks/24_fast.ipynb #554e233b
+_Wide = Float[Tensor, "*batch d_model"]
+
+
 class ShortNorm(PreparedPart, nn.LayerNorm):
     """A layer norm whose gain and offset are in bfloat16, as its input is."""
 
@@ -564,7 +581,7 @@ def prepare(model, purpose, precision="fp32", rows=32):
     """Make a Transformer faster for a purpose, "train" or "translate", in place. Returns the model.
 
     "train": attention spelled out where the fused function has a slow backward pass, one product
-    for Q, K, V in bfloat16, masks only where needed, inputs rounded once, dropout from 16 bits.
+    for Q, K, V in bfloat16, masks only where needed, weights rounded at once, dropout from 16 bits.
     "translate" (in eval mode; weights that change later need another prepare): the fused function,
     products with weights laid out once in `precision`, "fp32" (as trained), "bf16" or "int8"; rows:
     about how many sentences times hypotheses a step has. Parameters and state_dict stay as they
@@ -582,8 +599,7 @@ def prepare(model, purpose, precision="fp32", rows=32):
     kinds = {DotProductAttention: QuickAttention, Encoder: LeanEncoder, Decoder: LeanDecoder,
              PositionalEncoding: KeptPositions}
     if purpose == "train":
-        kinds |= {MultiHeadAttention: JoinedAttention, ResidualConnection: RoundedResidual,
-                  nn.Dropout: SixteenBitDropout}
+        kinds |= {MultiHeadAttention: JoinedAttention, nn.Dropout: SixteenBitDropout}
     else:
         options = {"precision": precision, "rows": rows}
         kinds |= {MultiHeadAttention: partial(JoinedAttention, product=partial(product, **options)),

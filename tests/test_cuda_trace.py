@@ -15,7 +15,7 @@ from helpers import ROOT
 
 # What a step may cost. A reading of the losses, and whatever else is read now and then, may wait a little more often.
 BUDGET = {"waits in a step": 0, "further waits at a reading": 1, "steps from one reading to the next": 16,
-          "launches of the base model": 930, "waits a token": 5}
+          "launches of the base model": 800, "waits a token": 5}
 LARGE, FOLLOWED = "base, prepared, bf16, 3,125 positions", "prepared, bf16, 25,000 positions"
 PROBES = {  # what one line costs on a GPU, where x is (4, 3): [waits, launches]
     "x + 1": [0, 1], "x.t()[1:].view(2, 4)": [0, 0], "x.t().reshape(12)": [0, 1], "torch.empty_like(x)": [0, 0], "x[:2] = 0.0": [0, 1],

@@ -38,7 +38,6 @@ from annotated.fast import (
     PreparedPart,
     QuickAttention,
     RoughLook,
-    RoundedResidual,
     ShortNorm,
     SixteenBitDropout,
     largest,
@@ -54,7 +53,7 @@ from annotated.masking import causal_mask
 from annotated.multi_head import MultiHeadAttention, record_attention
 from annotated.positional import PositionalEncoding, sinusoidal_encoding
 from annotated.regularization import LabelSmoothingLoss
-from annotated.stacks import Decoder, Encoder, ResidualConnection
+from annotated.stacks import Decoder, Encoder
 from annotated.tokens import BEGIN, END, PAD, WordTokenizer
 from annotated.training import book_model
 from annotated.transformer import Transformer, TransformerConfig
@@ -721,7 +720,7 @@ def test_every_plain_part_is_replaced_by_the_part_for_the_purpose(purpose, preci
     after = kinds_of(prepare(model, purpose, precision))
     both = {DotProductAttention: QuickAttention, Encoder: LeanEncoder, Decoder: LeanDecoder, PositionalEncoding: KeptPositions,
             MultiHeadAttention: JoinedAttention}
-    only = {"train": {ResidualConnection: RoundedResidual, nn.Dropout: SixteenBitDropout},
+    only = {"train": {nn.Dropout: SixteenBitDropout},
             "translate": {nn.Linear: PackedLinear, TokenEmbedding: PackedEmbedding}}[purpose]
     expected = both | only | ({nn.LayerNorm: ShortNorm} if precision == "bf16" else {})
     assert after == {path: expected.get(kind, kind) for path, kind in before.items()} and set(expected) <= set(before.values())
@@ -1184,18 +1183,53 @@ def half_precision_casts(function, options):
 
 
 @pytest.mark.parametrize("norm_first", [False, True])
-def test_under_autocast_an_input_is_rounded_once_and_nothing_else_changes(norm_first, monkeypatch):
+def test_under_autocast_memory_and_weights_are_rounded_once_and_nothing_else_changes(norm_first, monkeypatch):
     torch.manual_seed(0)
     stacks = nn.ModuleList(kind(2, 16, 2, 32, norm_first=norm_first) for kind in (Encoder, Decoder))
-    encoder, decoder = fast.prepare(stacks.eval(), "train")
+    encoder, decoder = fast.prepare(stacks.train(), "train")
     x, y, results = torch.randn(2, 5, 16), torch.randn(2, 4, 16), []
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     for rounded in (fast.rounded, lambda x: x):
         monkeypatch.setattr(fast, "rounded", rounded)
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), Calls(half_precision_casts) as casts:
             results.append((decoder(y, encoder(x), causal_mask(4)), casts.count))
     assert torch.equal(results[0][0], results[1][0])
-    saved = 2 * 2 + 2 * 2 + (2 * 2 - 1)  # two of three projections in each self-attention; one memory for two layers' four
+    # one memory for two layers' four products; a layer's products and offsets, of which Q, K and V were one already
+    saved = (2 * 2 - 1) + 2 * (6 - 1) + 2 * (10 - 1)
     assert results[1][1] - results[0][1] == saved
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_weights_rounded_at_once_as_on_a_gpu_are_what_autocast_rounds_one_by_one(norm_first, monkeypatch):
+    results = []
+    for gpu in (True, False):
+        monkeypatch.setattr(torch.Tensor, "is_cuda", gpu)
+        model = prepare(tiny(40, d_model=64, d_ff=128, h=4, norm_first=norm_first).float().train(), "train")
+        before = dict(model.named_parameters())
+        torch.manual_seed(1)
+        with torch.autocast("cpu", torch.bfloat16):
+            results.append(learn(model, LabelSmoothingLoss(0.1)))
+        assert all(p is before[name] and p.grad.dtype == torch.float32 for name, p in model.named_parameters())
+    for one, other in zip(results[0][:2], results[1][:2], strict=True):
+        assert torch.equal(one, other)
+    assert all(torch.equal(grad, results[1][2][name]) for name, grad in results[0][2].items())
+
+
+def test_only_plain_products_under_autocast_get_rounded_weights(monkeypatch):
+    class Outside(nn.Linear):
+        """A product that may do anything with its weight."""
+
+    model, seen = prepare(tiny().float(), "train"), []
+    first, second = (layer.feed_forward for layer in model.encoder.layers)
+    first.W_1 = Outside(16, 32)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    for part in (first.W_1, first.W_2, second.W_1, model.encoder.layers[0].residual[0].norm):
+        part.register_forward_pre_hook(lambda part, _: seen.append(part.weight.dtype))
+    for low in (False, True):
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=low):
+            model.encoder(torch.randn(2, 3, 16))
+    full, half = torch.float32, torch.bfloat16
+    assert seen == [full] * 4 + [full, full, half, half], "norm, what is from outside, what is plain"
 
 
 def test_rounded_changes_nothing_but_float32_under_autocast():
