@@ -107,7 +107,7 @@ def process_group(name, timeout=600):
 
 # %% ../notebooks/82_runs.ipynb #dbdeb850
 class Hidden(nn.Module):
-    """A model whose call is `hidden`: what compilers and DistributedDataParallel wrap is a call."""
+    """A model whose call is `hidden`: what DistributedDataParallel wraps is a call."""
 
     def __init__(self, model):
         super().__init__()
@@ -120,9 +120,9 @@ class Hidden(nn.Module):
         return self.model.hidden(source, target)
 
 # %% ../notebooks/82_runs.ipynb #fea51769
-def network_of(model, compiled=False):
-    """`model.hidden` as a module: compiled if wanted, gradients averaged over processes."""
-    network = torch.compile(Hidden(model), dynamic=True) if compiled else Hidden(model)
+def network_of(model):
+    """`model.hidden` as a module, gradients averaged over processes."""
+    network = Hidden(model)
     if ranks()[1] == 1:
         return network
     # gradients lie where they are sent from
@@ -133,6 +133,19 @@ def quiet(network, wanted=True):
     """A block in which `backward` sends nothing to other processes, if that is wanted."""
     distributed = isinstance(network, DistributedDataParallel)
     return network.no_sync() if wanted and distributed else nullcontext()
+
+
+@contextmanager
+def compiled_layers(model, wanted=True):
+    """Within the block the layers of both stacks are compiled, if that is wanted."""
+    layers = [*model.encoder.layers, *model.decoder.layers] if wanted else []
+    for layer in layers:
+        layer.forward = torch.compile(layer.forward, dynamic=True)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward
 
 # %% ../notebooks/82_runs.ipynb #8e2f9ddb
 MULTIPLE = {"cuda": 8}  # of tokens that batches are padded to: faster on a GPU; elsewhere 1

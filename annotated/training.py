@@ -42,7 +42,7 @@ class TrainingConfig:
     validate_every: int = 1000  # updates between two rows of the log
     # "fp32" (on a GPU products in TF32) or "bf16": products in bfloat16, weights and sums in fp32
     precision: str = "fp32"
-    compile: bool = False  # let torch.compile fuse operations: a slow start, faster steps
+    compile: bool = False  # let torch.compile fuse a layer's operations: a slow start, faster steps
     seed: int = 0  # of first weights, dropout and the order of the batches
     save_every: int = 1000  # updates between two checkpoints in the run folder, if there is one
     keep_last: int = 5  # of which these stay
@@ -301,10 +301,10 @@ def train(model, train_pairs, valid_pairs, config, show_progress=True, run_folde
     train_pairs, valid_pairs = batches.encoded(train_pairs), batches.encoded(valid_pairs)
     criterion = loss(config.label_smoothing, model.config.pad_id, reduction="sum")
     rehearse(model.train(), train_pairs, criterion, config, run.world)
-    network, progress = runs.network_of(model, config.compile), run.progress
+    network, progress = runs.network_of(model), run.progress
     teller = runs.Teller(progress, config.steps, show_progress, report)
     with (runs.noting_sigterm(run_folder is not None) as noted, run.writes, teller,
-          closing(shares(run, train_pairs)) as stream):
+          runs.compiled_layers(model, config.compile), closing(shares(run, train_pairs)) as stream):
         for place, indices, tokens, parts in stream:
             run.optimizer.zero_grad()
             part = backward_parts(model, parts, tokens, criterion, config, run.world, network)

@@ -472,12 +472,14 @@ def test_report_gets_every_row_with_the_speed():
 
 def test_compile_is_asked_for_only_on_request(monkeypatch):
     compiled = []
-    monkeypatch.setattr(torch, "compile", lambda network, **_: compiled.append(network) or network)
+    monkeypatch.setattr(torch, "compile", lambda forward, **_: compiled.append(forward) or forward)
     train(tiny(), PAIRS, PAIRS, QUICK, show_progress=False)
     assert compiled == []
     model = tiny()
     train(model, PAIRS, PAIRS, replace(QUICK, compile=True), show_progress=False)
-    assert [network.model for network in compiled] == [model]
+    layers = [*model.encoder.layers, *model.decoder.layers]
+    assert [forward.__self__ for forward in compiled] == layers and list(model.state_dict()) == list(tiny().state_dict())
+    assert all("forward" not in vars(layer) for layer in layers), "what comes after the training is not compiled"
 
 
 @pytest.mark.long  # the compiler takes a minute
@@ -491,6 +493,19 @@ def test_compiled_model_gives_the_same_losses(unenforced):  # the checker is not
     for name in ("train_loss", "valid_loss"):
         assert [row[name] for row in logs[1]] == pytest.approx([row[name] for row in logs[0]], abs=1e-5)
     assert (state(eager) - state(fused)).abs().max() < 1e-3 < (state(eager) - state(tiny())).abs().max()
+
+
+@pytest.mark.long
+def test_one_compiled_layer_serves_all_of_its_kind(unenforced, monkeypatch):
+    compiling, counters = torch.compile, torch._dynamo.utils.counters
+    monkeypatch.setattr(torch, "compile", lambda forward, **options: compiling(forward, backend="eager", **options))
+    graphs = []
+    for layers in (1, 3):
+        torch.compiler.reset()
+        counters.clear()
+        train(tiny(N=layers), PAIRS, PAIRS, replace(QUICK, compile=True), False)
+        graphs.append(counters["stats"]["unique_graphs"])
+    assert graphs[0] == graphs[1] > 0, "deeper stacks are compiled anew"
 
 
 def test_speed_is_real_target_tokens_a_second(monkeypatch, capsys):
