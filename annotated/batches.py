@@ -501,14 +501,14 @@ def prepare_corpus(name, folder, vocab_size, model="bpe", root=None, source_lang
             raise ValueError(f"{what}: give another folder, or move this one away")
     return prepared
 
-
+# %% ../notebooks/13_batches.ipynb #a2394ab5
 def _report(bar, pairs, size):
     """Show on a bar how many pairs are encoded, their bytes, and those of all in the end."""
     there, whole = (tqdm.format_sizeof(n, "B") for n in (size, size / pairs * bar.total))
     bar.set_postfix_str(f"{there} of about {whole}", refresh=False)
     bar.update(pairs - bar.n)
 
-
+# %% ../notebooks/13_batches.ipynb #3c4fb792
 def _prepare(corpus, folder, facts, show_progress):
     """Write the tokenizer and the encoded pairs of a corpus into a new folder."""
     languages = corpus.source_language, corpus.target_language

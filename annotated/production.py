@@ -290,7 +290,7 @@ positions for {length} tokens a side. For CTranslate2 use
 granted.{caution}
 """
 
-
+# %% ../notebooks/25_production.ipynb #c0ffee25
 def model_card(config, tokenizer, source_language="en", target_language="de", data=None,
                metric=None, signature=None):
     """The README.md of an exported model; what is not given reads "not stated".

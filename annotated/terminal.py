@@ -204,7 +204,8 @@ class Translate:
     output: str = "-"  # file for the translations; - is standard output
     beam: int = 1  # hypotheses followed at once; 1 is greedy, the paper has 4
     alpha: float = 0.6  # length penalty of the beam
-    precision: Literal["fp32", "bf16", "int8"] = "fp32"  # of the matrix products
+    # of the matrix products; auto: the one that is quickest here
+    precision: Literal["fp32", "bf16", "int8", "auto"] = "fp32"
     device: str = "cpu"  # cpu, cuda, cuda:1, mps …
 
 
@@ -267,7 +268,7 @@ def _prepare(arguments):
     prepared = batches.prepare_corpus(**vars(options), show_progress=True)
     print(json.dumps(prepared.facts, indent=1))
 
-
+# %% ../notebooks/83_terminal.ipynb #c1ea4e83
 @dataclass
 class Clean:
     """Count the pairs of two files, each other's translation by lines, that cleaning would drop."""
@@ -306,13 +307,14 @@ class Scoring:
     results: Positional[Path]  # folder to write into
     beam: int = 1  # hypotheses followed at once; 1 is greedy
     alpha: float = 0.6  # length penalty of the beam
-    precision: Literal["fp32", "bf16", "int8"] = "fp32"  # of the matrix products
+    # of the matrix products; auto: the one that is quickest here
+    precision: Literal["fp32", "bf16", "int8", "auto"] = "fp32"
     moses: bool = False  # the corpus holds Moses tokens: join them to plain text before scoring
     references: str | None = None  # corpus with the plain references, if not the same
     data: str | None = None  # what the split is, in words; corpus and split if not given
     command: str | None = None  # what a reader types to get all this, if it is more than this line
 
-
+# %% ../notebooks/83_terminal.ipynb #45ca09b1
 SCORED_BY = [f"annotated/{name}.py" for name in ("training", "decoding", "evaluation", "fast")]
 
 
@@ -345,7 +347,8 @@ def _score(arguments):
     what = f"{options.data or f'{options.corpus} {options.split}'}, {source} to {target}"
     facts = {"data": f"{what}, {len(pairs)} sentences", "decoding": searched,
              "command": options.command or _line("score", arguments),
-             "precision": options.precision, **json.loads(path.read_text(encoding="utf-8")),
+             "precision": options.precision, "steps": model.decoder.chosen,
+             **json.loads(path.read_text(encoding="utf-8")),
              "parameters": sum(weight.numel() for weight in model.parameters()),
              "model": asdict(model.config), "training": saved.info["training"],
              "averaged_checkpoints": saved.info.get("averaged", []),
@@ -375,7 +378,7 @@ class Export:
     # the other way: make --out a checkpoint from this folder for Hugging Face
     back: Path | None = None
 
-
+# %% ../notebooks/83_terminal.ipynb #afb75bdc
 def _export(arguments):
     """`annotated export`; returns the exit status."""
     options = _read(Export, "export", arguments)
@@ -442,7 +445,7 @@ class Parse:
     beam_sentences: int | None = None  # search with the beam for the first so many of them only
     device: str = "cpu"  # cpu, cuda, cuda:1, mps …
 
-
+# %% ../notebooks/83_terminal.ipynb #b31c373f
 def _parse(arguments):
     """`annotated parse`."""
     from annotated import decoding, fast, files, parsing, runs

@@ -329,7 +329,7 @@ LINES = ["the dog sees a cat .", "", "a cat .", "the cat sleeps .", "   ", "a a 
 
 
 @pytest.mark.parametrize("beam", [1, 3])
-@pytest.mark.parametrize("precision", [None, "fp32", "bf16", "int8"])
+@pytest.mark.parametrize("precision", [None, "fp32", "bf16", "int8", "auto"])
 def test_the_command_line_translates_with_a_prepared_model(folder, precision, beam, monkeypatch, capsysbinary):
     model, seen = random_model(len(WORDS), seed=2, dropout=0.4).eval(), []
     expected = translate(prepare(model, "translate", precision or "fp32", rows=32 * beam), WORDS, LINES, beam=beam)
@@ -356,7 +356,7 @@ def test_training_from_the_terminal_is_that_of_a_prepared_model(tmp_path, monkey
     assert loss is fast.ChunkedLoss and any(isinstance(part, fast.PreparedPart) for part in model.modules())
 
 
-def test_the_command_line_knows_three_precisions(folder, capsys):
+def test_the_command_line_knows_three_precisions_and_the_quickest(folder, capsys):
     assert "fp8" in misread("translate", ["--model", folder, "--precision", "fp8"], capsys)
 
 
