@@ -48,3 +48,4 @@ def plain_docstring(app, what, name, obj, options, lines):
 
 def setup(app):
     app.connect("autodoc-process-docstring", plain_docstring)
+    app.extensions["sphinx-mathjax-offline"].parallel_read_safe = True  # it only says where MathJax lies

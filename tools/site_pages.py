@@ -174,7 +174,8 @@ def render(source, site):
     """Run Sphinx on the folder `source`; the pages in `site` get their policy, and Vega a scope of its own."""
     vega = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version="6.1")
     (source / "_static" / "vega.js").write_text(f"(() => {{\n{vega}\n}})();\n")
-    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", "-d", source.parent / f"{source.name}.doctrees"]
+    doctrees, processes = source.parent / f"{source.name}.doctrees", str(os.cpu_count() or 1)
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", "-j", processes, "-d", doctrees]
     subprocess.run([*command, source, site], check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
     for path in site.rglob("*.html"):
         if "_static" not in path.parts:

@@ -16,5 +16,6 @@ if __name__ == "__main__":
         print(f"{name}: {reason}", flush=True)  # and test_outputs.py fails
     # The tests in a browser have a target of their own, `make test-site`; the long ones run in `make test-long`.
     browser = ["--ignore-glob=tests/test_site*.py", "--ignore=tests/test_live.py"]
-    command = [sys.executable, "-m", "pytest", "-q", "-n", str(WORKERS), "--dist=loadfile", *browser, "-m", "not long", "tests"]
+    workers = ["-n", str(WORKERS + 1), "--dist=loadfile"]  # one more than cores: tests that start processes wait for them
+    command = [sys.executable, "-m", "pytest", "-q", *workers, "--durations=20", *browser, "-m", "not long", "tests"]
     sys.exit(subprocess.run(command, cwd=ROOT, env={**os.environ, **ENVIRONMENT}).returncode)
