@@ -598,7 +598,7 @@ def updates_in(seconds, updates, run, least=0.5):
 
     run(n): makes n updates from the beginning; nothing of these is kept.
     """
-    first, start = max(1, updates // 20), time.perf_counter()
+    first, start = max(1, updates // 50), time.perf_counter()
     run(first)
     fit = int(seconds / (time.perf_counter() - start) * first)
     return min(updates, max(math.ceil(least * updates), fit))

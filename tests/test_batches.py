@@ -651,7 +651,7 @@ def test_preparing_takes_all_cores_and_gives_the_variable_back(corpus, tmp_path,
 def test_all_cores_prepare_what_one_prepares(corpus, tmp_path, monkeypatch):
     draw = np.random.default_rng(0)
     lexicon = ["".join(draw.choice(list("abdeinorst"), size)) for size in draw.integers(1, 9, 2000)]
-    corpus.train = [tuple(" ".join(draw.choice(lexicon, size)) for size in draw.integers(1, 20, 2)) for _ in range(25_000)]
+    corpus.train = [tuple(" ".join(draw.choice(lexicon, size)) for size in draw.integers(1, 20, 2)) for _ in range(12_000)]
     made = prepare_corpus("mine", tmp_path / "all", 3000)
     monkeypatch.setattr(module, "all_cores", nullcontext)
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -321,22 +322,25 @@ def test_process_whose_partner_is_gone_ends_with_an_error(place, fault, timeout)
     assert run_checkpoints(folder)[-1].name == "step-00000018", "the last checkpoint before"
 
 
-def test_sigterm_to_one_of_two_processes_stops_both_after_the_same_step(undisturbed, place):
+@pytest.fixture(scope="module")
+def stopped(place):
+    """The folder of a run of two processes of which one was sent SIGTERM, and the exit status of each."""
     folder = place / "term"
     run = meeting(lambda: launch_two(place / "faulty.py", folder, "term", 60), folder)
-    assert [end(process)[0] for process in run] == [INTERRUPTED] * 2
+    return folder, [end(process)[0] for process in run]
+
+
+def test_sigterm_to_one_of_two_processes_stops_both_after_the_same_step(stopped, undisturbed, place):
+    folder = shutil.copytree(stopped[0], place / "goes-on")
+    assert stopped[1] == [INTERRUPTED] * 2
     assert run_checkpoints(folder)[-1].name == "step-00000020", "not saved after the step"
-    for note in place.glob("term.*.met"):
-        note.unlink()
     run = meeting(lambda: launch_two(place / "faulty.py", folder, "none", 60), folder)
     assert [end(process)[0] for process in run] == [0, 0]
     assert digests(folder) == undisturbed
 
 
-def test_rank_0_reads_for_all_when_a_run_goes_on(undisturbed, place):
-    folder = place / "apart"
-    run = meeting(lambda: launch_two(place / "faulty.py", folder, "term", 60), folder)
-    assert [end(process)[0] for process in run] == [INTERRUPTED] * 2
+def test_rank_0_reads_for_all_when_a_run_goes_on(stopped, undisturbed, place):
+    folder = shutil.copytree(stopped[0], place / "apart")
     (place / "apart.py").write_text(APART)
     assert execute([*TORCHRUN, str(place / "apart.py"), str(folder)]) == {"steps": 40, "read": [1, 0]}
     assert digests(folder) == undisturbed and not (place / "apart-elsewhere").exists()
@@ -373,7 +377,7 @@ def test_sigterm_to_torchrun_saves_and_leaves_nobody(place):
     assert_all_gone(folder)
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.long)])  # two that die: above
 def test_run_that_is_killed_three_times_ends_with_the_same_bits(processes):
     report = execute([str(ROOT / "tools" / "kill_loop.py"), "--kills", "3", "--processes", str(processes)])
     assert report["kills"] == 3 and report["equal to the last bit"]

@@ -54,7 +54,7 @@ def test_a_slow_machine_takes_as_many_updates_as_fit_but_not_too_few(monkeypatch
         made.append(updates)
         clock[0] += updates * per_update
 
-    assert runs.updates_in(150, 1000, run, least=0.4) == taken and made == [50]
+    assert runs.updates_in(150, 1000, run, least=0.4) == taken and made == [20]
 
 
 def steps(folder, *numbers):

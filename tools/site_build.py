@@ -26,9 +26,10 @@ def build():
     shutil.copytree(NOTEBOOKS, SOURCE / "notebooks", ignore=shutil.ignore_patterns("[!0-9]*"))  # to be downloaded
     described = [site_reference.Page(path) for path in paths]
     site_reference.write(described, ledger.read(shown), SOURCE)
-    (SOURCE / "index.md").write_text(site_front.front_page(described, SOURCE), encoding="utf-8")
+    rows = site_front.rows_of_path(described)
+    (SOURCE / "index.md").write_text(site_front.front_page(described, rows, SOURCE), encoding="utf-8")
     for page, path in zip(described, shown, strict=True):
-        stage(path, SOURCE, site_front.below_title(page, described))
+        stage(path, SOURCE, site_front.below_title(page, rows))
     render(SOURCE, fresh)
     shutil.rmtree(SITE, ignore_errors=True)  # only now: until a site is whole the one before stays
     fresh.rename(SITE)

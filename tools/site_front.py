@@ -31,17 +31,15 @@ def rows_of_path(pages):
     return [*rows, ("Translate in your browser", "live.md", None, "watch every head while it translates your own sentence", LIVE)]
 
 
-def path_table(pages):
+def path_table(rows):
     """Markdown of the two-hour path."""
     lines = ["| number | stop | why | minutes |", "|---|---|---|---|"]
-    lines += [f"| {n} | [{title}]({address}) | {why} | {minutes:.0f} |"
-              for n, (title, address, _, why, minutes) in enumerate(rows_of_path(pages), 1)]
+    lines += [f"| {n} | [{title}]({address}) | {why} | {minutes:.0f} |" for n, (title, address, _, why, minutes) in enumerate(rows, 1)]
     return "\n".join(lines)
 
 
-def on_path(page, pages):
+def on_path(page, rows):
     """The line that leads along the two-hour path from a page, as Markdown; "" for a page that is not on it."""
-    rows = rows_of_path(pages)
     for n, (_, address, sections, _, minutes) in enumerate(rows[:-1]):
         if address == page.path.name:
             title, following = rows[n + 1][:2]
@@ -50,9 +48,9 @@ def on_path(page, pages):
     return ""
 
 
-def below_title(page, pages):
-    """What stands below the title of a page, as Markdown: its links, and where the two-hour path goes on."""
-    along = on_path(page, pages)
+def below_title(page, rows):
+    """What stands below the title of a page, as Markdown: its links, and where the two-hour path, `rows`, goes on."""
+    along = on_path(page, rows)
     return f"{{.links}}\n{page.links()}" + (f"\n\n{{.path}}\n{along}" if along else "")
 
 
@@ -87,9 +85,9 @@ def contents():
     return "\n\n".join(found)
 
 
-def front_page(pages, folder):
-    """Markdown of the front page: `docs/index.md` with its places filled; `folder`: the sources of the site."""
+def front_page(pages, rows, folder):
+    """Markdown of the front page: `docs/index.md` with its places filled; rows: the path's; folder: the sources of the site."""
     text = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
-    for place, content in (("MAP", model_map(pages, folder)), ("PATH", path_table(pages)), ("CONTENTS", contents())):
+    for place, content in (("MAP", model_map(pages, folder)), ("PATH", path_table(rows)), ("CONTENTS", contents())):
         text = text.replace(f"<!-- {place} -->", content)
     return text
