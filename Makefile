@@ -20,7 +20,8 @@ setup: .venv/ready  ## make the environment in .venv (done by the other targets 
 	@echo "[setup 1/3] making the virtual environment .venv with $$($(SYSTEM_PYTHON) --version)"
 	@$(SYSTEM_PYTHON) -m venv .venv
 	@echo "[setup 2/3] installing the packages of requirements.lock (torch among them: some minutes the first time)"
-	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-compile -r requirements.lock
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-compile --no-deps -r requirements.lock
+	@$(PYTHON) -m pip check > /dev/null || { echo "requirements.lock lacks packages that its packages need:"; $(PYTHON) -m pip check; }
 	@echo "[setup 3/3] installing the package annotated from this checkout"
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch .venv/ready

@@ -414,19 +414,25 @@ def one_call_ways(model, precision):
             for n in sorted({1, torch.get_num_threads()})}
 
 
-def quickest(model, rows, measure):
+def quickest(model, rows, prepared, score=None):
     """The precision whose steps are quickest here, kept for each configuration and rows.
 
-    measure: gives the seconds that each way took in a precision, {} where it cannot tell.
+    prepared: gives the model in a precision, with the seconds that each way took in
+    `decoder.seconds`, {} where it cannot tell. score: of a model in percent; a precision that loses
+    more than 0.3 of it is passed over.
     """
     def measure_all():
-        found = {one: measure(one) for one in ("fp32", "bf16", "int8")}
+        found = {one: prepared(one).decoder.seconds for one in ("fp32", "bf16", "int8")}
         return {one: min(ways.values()) for one, ways in found.items() if ways}
 
     code = CODE if library(32) is not None else "none"
     facts = {"code": code, "model": vars(model.config), "rows": rows}
     found = measured_once("precision", facts, measure_all)
-    return min(found, key=found.get, default="fp32")
+    quick = sorted(found, key=found.get) or ["fp32"]
+    if score is None or quick[0] == "fp32":
+        return quick[0]
+    least = score(prepared("fp32")) - 0.3
+    return next((one for one in quick if one == "fp32" or score(prepared(one)) >= least), "fp32")
 
 # %% ../notebooks/85_native.ipynb #173e0de7
 def consists_of(model, kinds):

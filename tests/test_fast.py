@@ -1579,6 +1579,25 @@ def test_the_quickest_precision_is_measured_once(monkeypatch, tmp_path):
     assert len(asked) == 4, "measured anew where there is no compiler"
 
 
+@pytest.mark.parametrize(("scores", "chosen"), [
+    ({"fp32": 40, "bf16": 39.9, "int8": 39.71}, "int8"), ({"fp32": 40, "bf16": 39.9, "int8": 39.6}, "bf16"),
+    ({"fp32": 40, "bf16": 38.0, "int8": 39.6}, "fp32"), ({"fp32": 40, "bf16": 41.0, "int8": 40.5}, "int8")])
+def test_the_quickest_precision_that_loses_little_is_taken(monkeypatch, tmp_path, scores, chosen):
+    monkeypatch.setattr(files, "_made_here", lambda: tmp_path)
+    times, now = {"fp32": 3.0, "bf16": 2.0, "int8": 1.0}, []
+
+    def choose(model, precision, rows):
+        now[:] = [precision]
+        model.decoder.seconds = {"": times[precision]}
+
+    monkeypatch.setattr(fast, "choose", choose)
+    prepare(tiny(300).float(), "translate", "auto", 2, lambda model: scores[now[0]])
+    assert now == [chosen]
+    times["fp32"] = 0.5  # where that is the quickest nothing is scored
+    prepare(tiny(301).float(), "translate", "auto", 2, lambda model: pytest.fail("scored"))
+    assert now == ["fp32"]
+
+
 def test_without_a_compiler_page_18_s_step_is_taken(monkeypatch):
     monkeypatch.setattr(native, "library", lambda bits: None)
     decoder = prepare(tiny(300).float(), "translate").decoder

@@ -308,7 +308,7 @@ def test_dead_process_without_restarts_ends_the_run_within_a_minute(place):
     assert_all_gone(folder)
 
 
-@pytest.mark.parametrize("fault, timeout", [("kill", 600), ("stop", 5)])
+@pytest.mark.parametrize("fault, timeout", [("kill", 600), pytest.param("stop", 5, marks=pytest.mark.long)])
 def test_process_whose_partner_is_gone_ends_with_an_error(place, fault, timeout):
     folder = place / f"partner-{fault}"
     first, second = meeting(lambda: launch_two(place / "faulty.py", folder, fault, timeout), folder)
@@ -377,7 +377,8 @@ def test_sigterm_to_torchrun_saves_and_leaves_nobody(place):
     assert_all_gone(folder)
 
 
-@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.long)])  # two that die: above
+@pytest.mark.long  # one that dies and is started again: above
+@pytest.mark.parametrize("processes", [1, 2])
 def test_run_that_is_killed_three_times_ends_with_the_same_bits(processes):
     report = execute([str(ROOT / "tools" / "kill_loop.py"), "--kills", "3", "--processes", str(processes)])
     assert report["kills"] == 3 and report["equal to the last bit"]

@@ -34,9 +34,12 @@ UNREACHED = """() => {
 WIDE = """() => [...document.querySelectorAll('.cell_input pre, .cell_output pre, .pst-scrollable-table-container')]
   .filter(box => box.scrollWidth > box.clientWidth + 1).map(box => box.innerText.slice(0, 100))"""
 # While axe looks, what repeats itself is thinned out, which saves minutes: of the many spans of highlighted code one of each class stays,
-# and of a table's rows that hold nothing but text one of each look. Copies are thinned, and stand in for what comes back afterwards.
+# of a table's rows that hold nothing but text one of each look, and of the formulas the first two. Copies are thinned, and stand in for
+# what comes back afterwards.
 THIN = """() => {
-  window.thinned = [...document.querySelectorAll('.highlight pre, tbody')].map(own => [own, own.cloneNode(true)]);
+  const formulas = [...document.querySelectorAll('mjx-container')].slice(2);
+  const repeated = [...document.querySelectorAll('.highlight pre, tbody'), ...formulas.filter(own => !own.closest('tbody'))];
+  window.thinned = repeated.map(own => [own, own.cloneNode(own.localName !== 'mjx-container')]);
   const spans = new Set();
   for (const [own, copy] of thinned) {
     for (const span of own.localName === 'pre' ? copy.querySelectorAll('span') : []) {
@@ -89,16 +92,21 @@ def show(tab, address):
 def report(show):
     """A function that visits a page, once, and returns what it found: outside, mistakes, handlers, wide, unreached, …"""
     need(AXE.exists(), "axe-core is not there: run `make axe`")
-    return functools.cache(lambda name: examine(show(name)))
+    return functools.cache(lambda name: examine(show(name), () if name in WHOLE else (NAVIGATION,)))
 
 
-def look(page, *rules):
-    """What axe finds, in words; with `rules`, by these rules only."""
-    found = page.evaluate("rules => axe.run({ resultTypes: ['violations'], ...(rules.length && { runOnly: rules }) })", rules)["violations"]
+NAVIGATION = ".bd-sidebar-primary"  # the same on every page, but for the one that it marks
+WHOLE = ("index.html", "02_multi_head.html", "api/attention.html")  # where axe looks at it too
+
+
+def look(page, *rules, beside=()):
+    """What axe finds, in words; with `rules`, by these rules only; what is named in `beside` is left out."""
+    options = {"resultTypes": ["violations"], **({"runOnly": rules} if rules else {})}
+    found = page.evaluate("([beside, options]) => axe.run({ exclude: beside }, options)", [[*beside], options])["violations"]
     return [f"{rule['id']}: {rule['help']}; {len(rule['nodes'])} places, such as {rule['nodes'][0]['html'][:200]}" for rule in found]
 
 
-def examine(page):
+def examine(page, beside):
     found = {"outside": page.outside, "mistakes": page.mistakes, "handlers": page.evaluate(HANDLERS)}
     page.evaluate(UNFOLD)
     page.evaluate(FINISH)  # what is unfolded fades in
@@ -106,12 +114,12 @@ def examine(page):
     page.evaluate(AXE.read_text() + "; 0")
     found["unreached"] = page.evaluate(UNREACHED)
     page.evaluate(THIN)
-    found["violations"] = look(page)
+    found["violations"] = look(page, beside=beside)
     page.emulate_media(color_scheme="dark")
     page.wait_for_function("() => document.documentElement.dataset.theme === 'dark'")
     page.wait_for_function(DRAWN, arg="dark")
     page.evaluate(FINISH)  # the theme fades
-    found["violations"] += look(page, "color-contrast")
+    found["violations"] += look(page, "color-contrast", beside=beside)
     page.evaluate(RESTORE)
     page.evaluate(ASK_CHARTS)
     page.evaluate("() => addEventListener('resize', () => { window.narrow = innerWidth === 320 })")  # the page's own listeners come first

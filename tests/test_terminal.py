@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from annotated import batches, decoding, fast, production, terminal, training
 from annotated.batches import load_prepared, prepare_corpus
 from annotated.checkpoints import load_checkpoint, save_checkpoint
-from annotated.corpora import Corpus
+from annotated.corpora import Corpus, load_corpus
 from annotated.decoding import beam_search, translate
 from annotated.fast import prepare
 from annotated.runs import run_checkpoints
@@ -371,7 +371,7 @@ def test_the_command_counts_faults_in_two_files(tmp_path, capsys):
     assert "none" in refused("clean", [tmp_path / "a.en.gz", tmp_path / "none"], capsys)
 
 
-def test_score_measures_what_translate_writes(tmp_path, capsys):
+def test_score_measures_what_translate_writes_and_tells_auto_what_valid_says(tmp_path, capsys, monkeypatch):
     own, results = write_corpus(tmp_path / "own"), tmp_path / "results"
     main(["train", str(own), "--out", str(tmp_path / "model"), *SMALL, "--steps", "150", "--warmup", "60"])
     main(["score", str(tmp_path / "model"), str(own), "test", str(results), "--beam", "2", "--alpha", "0.5"])
@@ -388,6 +388,13 @@ def test_score_measures_what_translate_writes(tmp_path, capsys):
     assert facts["entries"]["perplexity"]["score"] == pytest.approx(math.exp(sum(losses) / len(losses)), rel=1e-5)
     assert facts["decoding"] == "beam 2, alpha 0.5" and facts["data"].endswith(f"test, en to de, {len(TEXTS)} sentences")
     assert facts["command"].startswith("annotated score ") and facts["log"][-1]["step"] == 150
+    asked, real = [], fast.prepare
+    monkeypatch.setattr(fast, "prepare", lambda *given: asked.append(given) or real(given[0], "translate"))
+    main(["score", str(tmp_path / "model"), str(own), "test", str(results), "--beam", "2", "--precision", "auto"])
+    (model, _, precision, rows, of_valid), = asked
+    sources, references = zip(*load_corpus(str(own), None, "en", "de").valid[:200], strict=True)
+    outputs = translate(model, saved.tokenizer, sources, "en", beam=2)
+    assert (precision, rows) == ("auto", 64) and of_valid(model) == sacrebleu.corpus_bleu(outputs, [references]).score > 10
 
 
 def test_score_joins_moses_tokens_and_compares_with_the_plain_references(tmp_path, capsys):
