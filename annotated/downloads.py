@@ -53,6 +53,15 @@ def _read_note(path, address, sha256=None):
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
+
+def _digest_of_first(count, file):
+    """(digest, size) of the next `count` bytes of a file, or of all that it has."""
+    digest, size = hashlib.sha256(), 0
+    while block := file.read(min(1 << 20, count - size)):
+        digest.update(block)
+        size += len(block)
+    return digest, size
+
 # %% ../notebooks/81_downloads.ipynb #27ea21f9
 class PartFile:
     """What has come of a download: `NAME.part`, and a note of its origin, `NAME.part.json`."""
@@ -64,11 +73,9 @@ class PartFile:
     def __enter__(self):
         """Take over what an earlier run left, if it is certainly the beginning of the same file."""
         note = _read_note(self.note, self.address, self.sha256)
-        self.file, self.digest, self.size = open(self.part, "ab+"), hashlib.sha256(), 0
+        self.file = open(self.part, "ab+")
         self.file.seek(0)
-        while note and (block := self.file.read(min(1 << 20, note["bytes"] - self.size))):
-            self.digest.update(block)
-            self.size += len(block)
+        self.digest, self.size = _digest_of_first(note["bytes"] if note else 0, self.file)
         if note and self.digest.hexdigest() == note["sha256"]:
             self.file.truncate(self.size)
             self.mark, self.total, self.kept = note["mark"], note.get("total"), self.size
@@ -78,9 +85,8 @@ class PartFile:
 
     def __exit__(self, *error):
         self.file.close()
-        if not self.size:  # nothing to go on from
-            self.part.unlink(missing_ok=True)
-            self.note.unlink(missing_ok=True)
+        for path in () if self.size else (self.part, self.note):  # nothing to go on from
+            path.unlink(missing_ok=True)
 
     def restart(self, mark=None, total=None):
         """Begin with nothing, of a file with this mark and this many bytes."""
