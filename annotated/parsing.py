@@ -244,19 +244,20 @@ def inner_phrases(tree):
     return found
 
 
-def tree_pairs(trees, vocabulary, copies=1, seed=0, parts=False):
+def tree_pairs(trees, vocabulary, copies=1, seed=0, parts=False, word_dropout=1.0):
     """(ids of words, ids of symbols) for each tree, and for its copies with rare words hidden.
 
     copies: with 1 there are none. parts: one more pair, with rare words hidden, for each different
-    phrase inside the trees.
+    phrase inside the trees. word_dropout: a; a word that occurs n times is hidden in a / (a + n) of
+    its places there.
     """
     counts = Counter(word for tree in trees for word in tree.words)
     draw = random.Random(seed).random
 
     def pair(tree, hide=True):
         """One pair; a word is hidden in input and output alike."""
-        words = [signature(word) if hide and draw() < 1 / (1 + counts[word]) else word
-                 for word in tree.words]
+        words = [signature(word) if hide and draw() < word_dropout / (word_dropout + counts[word])
+                 else word for word in tree.words]
         start = int(draw() * NUMBERS) if hide and vocabulary.numbers else 0
         ids = vocabulary.encode_words(words, start)
         return ids, vocabulary.encode_tree(tree, ids)
@@ -481,16 +482,19 @@ def parse_sentences(model, vocabulary, sentences, beam=21, alpha=0.3, extra=300,
 
 # %% ../notebooks/22_parsing.ipynb #009e35a0
 def train_parser(treebank, vocabulary, model_config, training_config, copies=1, parts=False,
-                 show_progress=True, run_folder=None, device="cpu", build=Transformer, **how):
+                 word_dropout=1.0, show_progress=True, run_folder=None, device="cpu",
+                 build=Transformer, **how):
     """Train a model on a treebank: (model, log, number of training trees left out as too long).
 
-    copies, parts: as in `tree_pairs`. run_folder: for checkpoints, as in `train`; the run goes on
-    from the newest there. build: makes the model of a configuration; how: as for `train`.
+    copies, parts, word_dropout: as in `tree_pairs`. run_folder: for checkpoints, as in `train`; the
+    run goes on from the newest there. build: makes the model of a configuration; how: as for
+    `train`.
     """
     room, seed = training_config.max_tokens, training_config.seed
     fitting, valid = ([tree for tree in trees if len(linearize(tree)) < room]
                       for trees in (treebank.train, treebank.valid))
-    pairs = tree_pairs(fitting, vocabulary, copies, seed, parts), tree_pairs(valid, vocabulary)
+    pairs = (tree_pairs(fitting, vocabulary, copies, seed, parts, word_dropout),
+             tree_pairs(valid, vocabulary))
     torch.manual_seed(seed)
     model = build(model_config).to(device)
     log = train(model, *pairs, training_config, show_progress, run_folder, **how)
@@ -498,15 +502,15 @@ def train_parser(treebank, vocabulary, model_config, training_config, copies=1, 
 
 # %% ../notebooks/22_parsing.ipynb #49f049dd
 def parsing_scores(model, vocabulary, treebank, beam=21, alpha=0.3, extra=300, sentences=None,
-                   beam_sentences=None, show_progress=False):
-    """Score both baselines and the model on the test trees: ({name: `BracketScore`}, last trees).
+                   beam_sentences=None, show_progress=False, split="test"):
+    """Score both baselines and the model on a split: ({name: `BracketScore`}, last trees).
 
     sentences: score the first so many only. beam_sentences: search with the beam for the first so
     many only, which are then scored by greedy decoding on their own too. The rows: right-branching,
     nearest copy, greedy, and, unless beam is 1, "beam 21" and "constrained", the same search under
     a `TreeGrammar`.
     """
-    gold = treebank.test[:sentences]
+    gold = getattr(treebank, split)[:sentences]
     words = [tree.words for tree in gold]
     how = {"alpha": alpha, "extra": extra, "show_progress": show_progress}
     baselines = {"right-branching": right_branching, "nearest copy": nearest_copy}
@@ -529,30 +533,38 @@ def parsing_scores(model, vocabulary, treebank, beam=21, alpha=0.3, extra=300, s
 _SIZES = TransformerConfig(6000, N=2, d_model=128, d_ff=256, h=4)
 _STEPS = TrainingConfig(steps=40_000, max_tokens=512, warmup=500, factor=0.5, validate_every=1000,
                         save_every=500)
+_PAIRS = {"copies": 4, "min_frequency": 3, "leaves": "numbers", "parts": True, "word_dropout": 1.0}
 PARSERS = {  # name: (sizes, TrainingConfig, how training pairs are made of trees)
-    "gum": (_SIZES, _STEPS, {"copies": 4, "min_frequency": 3, "leaves": "numbers", "parts": True}),
-    "craft": (_SIZES, replace(_STEPS, steps=20_000),
-              {"copies": 2, "min_frequency": 6, "leaves": "numbers", "parts": True}),
+    "gum": (_SIZES, _STEPS, _PAIRS),
+    "craft": (_SIZES, replace(_STEPS, steps=20_000), _PAIRS | {"copies": 2, "min_frequency": 6}),
     "toy": (replace(_SIZES, dropout=0.0),
             replace(_STEPS, steps=3000, max_tokens=1024, warmup=300, validate_every=200,
                     save_every=50, keep_last=10),
-            {"copies": 1, "min_frequency": 1, "leaves": "words", "parts": False}),
+            _PAIRS | {"copies": 1, "min_frequency": 1, "leaves": "words", "parts": False}),
 }
 
 # %% ../notebooks/22_parsing.ipynb #506e27fe
 def save_parser(folder, treebank, sizes, training, pairs, average=5, device="cpu", **how):
     """Train a parser, with checkpoints beside `folder`, and save the mean of the last ones there.
 
-    sizes: a `TransformerConfig`, whose vocab_size is replaced; pairs: copies, min_frequency, leaves
-    and parts, as in `PARSERS`; how: as for `train_parser`.
+    With patience, the last ones up to the lowest validation loss. sizes: a `TransformerConfig`,
+    whose vocab_size is replaced; pairs: copies, min_frequency, leaves, parts and word_dropout, as
+    in `PARSERS`; how: as for `train_parser`.
     """
     start, run = time.time(), folder.with_name(folder.name + "-checkpoints")
     vocabulary = ParsingVocabulary.fit(treebank.train, pairs["min_frequency"], pairs["leaves"])
     config = replace(sizes, vocab_size=len(vocabulary))
     print(treebank, config, training, pairs, sep="\n", flush=True)
-    model, log, left_out = train_parser(treebank, vocabulary, config, training, pairs["copies"],
-                                        pairs["parts"], run_folder=run, device=device, **how)
-    last = run_checkpoints(run, scheduled=True)[-average:]
+    stalled = training.patience * -(-training.validate_every // training.save_every)
+    training = replace(training, keep_last=max(training.keep_last, average + stalled))
+    model, log, left_out = train_parser(
+        treebank, vocabulary, config, training, pairs["copies"], pairs["parts"],
+        pairs["word_dropout"], run_folder=run, device=device, **how)
+    last = run_checkpoints(run, scheduled=True)
+    if training.patience:
+        best = min(log, key=lambda row: row["valid_loss"])["step"]
+        last = [path for path in last if int(path.name[5:]) <= best]
+    last = last[-average:]
     if last:
         model.load_state_dict(average_checkpoints(last))
     seconds = {"wall": round(time.time() - start), "processor": round(time.process_time())}
@@ -562,23 +574,24 @@ def save_parser(folder, treebank, sizes, training, pairs, average=5, device="cpu
                     vocabulary={"symbols": vocabulary.symbols, "words": vocabulary.words})
 
 # %% ../notebooks/22_parsing.ipynb #b4874422
-def score_parser(folder, treebank, device="cpu", **how):
+def score_parser(folder, treebank, device="cpu", split="test", **how):
     """Score the parser in a folder: (facts for a file of results, the trees of the last row).
 
-    how: beam, alpha, extra, sentences, beam_sentences, as for `parsing_scores`. ValueError for a
-    parser of another treebank.
+    how: beam, alpha, extra, sentences, beam_sentences, split, as for `parsing_scores`. ValueError
+    for a parser of another treebank.
     """
     saved, start = load_checkpoint(folder, device), time.time()
     if saved.info.get("treebank") != treebank.name:
         raise ValueError(f"{folder} holds no parser of the treebank {treebank.name}: give another")
     vocabulary = ParsingVocabulary(**saved.info["vocabulary"])
-    rows, trees = parsing_scores(saved.model, vocabulary, treebank, **how, show_progress=True)
+    rows, trees = parsing_scores(saved.model, vocabulary, treebank, **how, split=split,
+                                 show_progress=True)
     kept = ("training", "pairs", "left_out", "averaged", "seconds", "log")
     some = f", its first {how['sentences']}" if how.get("sentences") else ""
     reasons = Counter(re.sub(r"\(?\S*[()]\S*|'.*'|\d+", "…", tree.reason)
                       for tree in trees if not tree)
     return {
-        "claim": "C30", "data": f"{treebank}; scored on test{some}", "treebank": treebank.name,
+        "claim": "C30", "data": f"{treebank}; scored on {split}{some}", "treebank": treebank.name,
         "seed": saved.info["training"]["seed"], "machine": describe_machine(device),
         "metric": "labelled bracket F1 in percent: root and tags not counted, punctuation deleted, "
                   "ADVP = PRT, summed over the corpus; a malformed output is an empty tree",

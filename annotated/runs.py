@@ -282,13 +282,13 @@ def run_facts(model, config, pairs, tokenizer=None):
 
     pairs: the splits, each a list of pairs of ids, or something that knows its `digest`.
     """
-    digest, free = hashlib.sha256(), ["steps", "save_every", "keep_last", "max_skipped"]
+    digest, free = hashlib.sha256(), ["steps", "patience", "save_every", "keep_last"]
     for split in pairs:
         for part in [split.digest] if hasattr(split, "digest") else map(repr, split):
             digest.update(part.encode())
     known = None if tokenizer is None else json.dumps(tokenizer.as_dict()).encode()
     words = None if known is None else hashlib.sha256(known).hexdigest()
-    free += [] if config.clip else ["clip"]  # earlier checkpoints do not know it
+    free += ["max_skipped"] if config.clip else ["max_skipped", "clip"]  # earlier ones lack it
     training = {name: value for name, value in asdict(config).items() if name not in free}
     return {"vocabulary": words, "model": asdict(model.config), "training configuration": training,
             "corpus": digest.hexdigest()}

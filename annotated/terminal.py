@@ -419,7 +419,7 @@ class Parse:
     treebank: Positional[str]
     out: Path  # folder for the model; its checkpoints lie beside it
     results: Path | None = None  # JSON file for the scores, which are printed in any case
-    trees: Path | None = None  # file for the parsed test sentences, in brackets, one a line
+    trees: Path | None = None  # file for the parsed sentences, in brackets, one a line
     # sizes and schedule to start from: the treebank's own, gum for a folder
     preset: Literal["toy", "gum", "craft"] | None = None
     # copies of the training set; in all but the first rare words are hidden at random
@@ -428,11 +428,16 @@ class Parse:
     # what stands for a word in the output: itself, its number, one symbol
     leaves: Literal["words", "numbers", "XX"] | None = None
     parts: bool | None = None  # train on the phrases inside the training trees too
-    average: int = 5  # the model is the mean of the last so many checkpoints
+    # a: in the copies a word that occurs n times in the training set is hidden with chance a/(a+n)
+    word_dropout: float | None = None
+    # the model is the mean of the last so many checkpoints; with --patience of those up to the
+    # lowest validation loss
+    average: int = 5
     beam: int = 21  # hypotheses followed at once, as in the paper
     alpha: float = 0.3  # length penalty, the paper's
     extra: int = 300  # symbols allowed beyond the length of the input, the paper's
-    sentences: int | None = None  # score the first so many test sentences only
+    split: Literal["valid", "test"] = "test"  # to score; valid is for choosing among recipes
+    sentences: int | None = None  # score the first so many sentences only
     beam_sentences: int | None = None  # search with the beam for the first so many of them only
     device: str = "cpu"  # cpu, cuda, cuda:1, mps …
 
@@ -454,7 +459,7 @@ def _parse(arguments):
                             options.average, device, report=_reporter(),
                             build=fast.transformer_to_train, loss=fast.ChunkedLoss)
     how = {name: getattr(options, name)
-           for name in ("beam", "alpha", "extra", "sentences", "beam_sentences")}
+           for name in ("beam", "alpha", "extra", "split", "sentences", "beam_sentences")}
     facts, trees = parsing.score_parser(options.out, treebank, device, **how)
     facts |= {"command": _line("parse", arguments)}
     for name, score in facts["scores"].items():

@@ -48,10 +48,11 @@ class TrainingConfig:
     keep_last: int = 5  # of which these stay
     max_skipped: int = 10  # steps in a row with gradients that are not finite
     clip: float = 0.0  # the gradient's largest norm, a longer one is shortened; 0: none is
+    patience: int = 0  # rows of the log without a lower validation loss that end it; 0: none do
 
     def __post_init__(self):
         for name in (field.name for field in fields(self) if field.type is int):
-            value, least = getattr(self, name), 0 if name == "seed" else 1
+            value, least = getattr(self, name), 0 if name in ("seed", "patience") else 1
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ValueError(f"{name}={value!r} will not do: give a whole number of at least "
                                  f"{least}")
@@ -227,6 +228,13 @@ def save_run(run, scheduled=True):
                                        scheduled=scheduled)
         run.writes.start(add_to_run, run.folder, step, contents, run.config.keep_last)
 
+# %% ../notebooks/17_training.ipynb #d9d1341c
+def finished(run):
+    """Are all updates made, or has the validation loss not fallen for `patience` rows?"""
+    losses, patience = [row["valid_loss"] for row in run.progress["log"]], run.config.patience
+    stalled = 0 < patience < len(losses) and min(losses[-patience:]) >= min(losses[:-patience])
+    return stalled or run.progress["step"] >= run.config.steps
+
 # %% ../notebooks/17_training.ipynb #af06d399
 def shares(run, pairs):
     """This process's part of each batch still to come: ((epoch, batch), indices, tokens, parts).
@@ -242,7 +250,7 @@ def shares(run, pairs):
     accumulate, multiple = run.config.accumulate, runs.MULTIPLE.get(run.device.type, 1)
     parts, place = run.world * accumulate, run.progress["place"]
     stream = index_stream(pairs, run.config.max_tokens, run.config.seed, *place)
-    left = islice(stream, run.config.steps - run.progress["step"])
+    left = islice(stream, 0 if finished(run) else run.config.steps - run.progress["step"])
     with closing(batches.ahead(left, make)) as ready:
         for *known, made in ready:
             yield *known, [runs.moved(part, run.device) for part in made]
@@ -314,17 +322,16 @@ def train(model, train_pairs, valid_pairs, config, show_progress=True, run_folde
                          "place": place}
             arrived = run.readings.add((progress["step"], indices), bool(noted), part, norm)
             runs.enter(run, arrived)
-            done = progress["step"] == config.steps
-            if progress["step"] % config.validate_every == 0 or done:
+            if progress["step"] % config.validate_every == 0 or finished(run):
                 teller.row(add_row(run, valid_pairs, rate, loss))
-            due = progress["step"] % config.save_every == 0 or done
+            due = progress["step"] % config.save_every == 0 or finished(run)
             if run_folder is not None and (due or run.asked_to_stop):
                 save_run(run, scheduled=due)
             teller.step()
-            if run.asked_to_stop:
+            if run.asked_to_stop or finished(run):
                 break
         runs.from_first(run.writes.wait)
-    if progress["step"] < config.steps:
+    if not finished(run):
         sys.exit(runs.INTERRUPTED)
     model.eval()
     return progress["log"]
