@@ -477,8 +477,9 @@ class Vary:
     corpus: Positional[str]  # multi30k, toy, or another name or folder
     out: Path  # folder for the results; runs that are there are not run again
     work: Path = Path("_build/variations")  # folder for checkpoints and messages
-    # sizes and updates; the corpus's own, or multi30k's
-    scale: Literal["multi30k", "toy"] | None = None
+    # sizes and updates; the corpus's own, or multi30k's; toy-long trains until base has learned,
+    # toy-few as long on 2,000 pairs
+    scale: Literal["multi30k", "toy", "toy-long", "toy-few"] | None = None
     rows: list[str] | None = None  # names of rows; all if not given
     seeds: int = 3  # runs of each row
     workers: int | None = None  # runs side by side: 2, or with cuda one for each GPU

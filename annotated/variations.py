@@ -69,8 +69,9 @@ class Scale:
     model: dict  # fields of the base model in which it differs from the paper's
     training: TrainingConfig
     big_times: int = 1  # updates of the row `big`, in those of base
-    # of the validation split that are translated and scored; None: all
+    # of the validation split, and of `novel`, that are translated and scored; None: all
     sentences: int | None = None
+    pairs: int | None = None  # of the training split, the first so many; None: all
 
 
 SCALES = {
@@ -84,6 +85,9 @@ SCALES = {
                                 validate_every=50, save_every=50,
                                 keep_last=1), sentences=50),
 }
+SCALES["toy-long"] = replace(SCALES["toy"], sentences=None, training=replace(
+    SCALES["toy"].training, steps=2000, warmup=400, validate_every=200, save_every=200))
+SCALES["toy-few"] = replace(SCALES["toy-long"], pairs=2000)
 
 
 @dataclass(frozen=True)
@@ -156,15 +160,23 @@ DECODING = {"beam": 4, "alpha": 0.6}
 
 
 def measure(model, tokenizer, corpus):
-    """Loss, perplexity, token accuracy and BLEU on the validation split, as a dict (6.2)."""
+    """Loss, perplexity, token accuracy and BLEU on the validation split, as a dict (6.2).
+
+    With them "exact", the share of the translations of `novel` that are the reference, in percent,
+    if the corpus has that split.
+    """
     sources, references = (list(side) for side in zip(*corpus.valid, strict=True))
     pairs = encode_pairs(corpus.valid, tokenizer, corpus.source_language, corpus.target_language)
     loss = validation_loss(model, pairs)
     outputs = translate(model, tokenizer, sources, corpus.source_language, **DECODING)
     metric = sacrebleu.BLEU(trg_lang=corpus.target_language)
     bleu = metric.corpus_score(outputs, [references]).score
+    novel = translate(model, tokenizer, [text for text, _ in corpus.novel],
+                      corpus.source_language, **DECODING)
+    same = [ours == right for ours, (_, right) in zip(novel, corpus.novel, strict=True)]
+    exact = {"exact": 100 * statistics.fmean(same)} if same else {}
     return {"loss": loss, "perplexity": math.exp(loss), "accuracy": token_accuracy(model, pairs),
-            "bleu": bleu,
+            "bleu": bleu, **exact,
             "bleu_signature": str(metric.get_signature()),
             "perplexity_per": "token of the joint vocabulary, end counted"}
 
@@ -251,7 +263,9 @@ def read_task(name, scale, steps=None, sentences=None):
     size = replace(size, training=replace(size.training, steps=steps or size.training.steps),
                    sentences=sentences or size.sentences)
     corpus = load_corpus(name)
-    corpus.valid = corpus.valid[: size.sentences]
+    if size.pairs:
+        corpus.train = corpus.train[: size.pairs]
+    corpus.valid, corpus.novel = corpus.valid[: size.sentences], corpus.novel[: size.sentences]
     if size.vocab_size:
         tokenizer = SubwordTokenizer.fit(corpus.train, size.vocab_size)
     else:
@@ -300,7 +314,7 @@ def sweep(name, out, work, scale="multi30k", names=None, seeds=3, devices=("cpu"
     return list(found.values())
 
 # %% ../notebooks/21_variations.ipynb #e1381d71
-ALIKE = {"bleu": 0.1, "loss": 0.01}  # printed differences up to this count as none
+ALIKE = {"bleu": 0.1, "loss": 0.01, "exact": 0.1}  # printed differences up to this are none
 
 
 def pooled_deviation(groups):
@@ -354,6 +368,8 @@ class Line:
 def compare(table_rows, results):
     """Results of a sweep -> a `Line` for each row that has any, {metric: deviation} (C29).
 
+    Exact matches, where they were counted, are judged by the printed difference in BLEU.
+
     ValueError without results for base, or without two seeds of any row.
     """
     grouped = {row.name: [result for result in results if result["row"] == row.name]
@@ -361,7 +377,8 @@ def compare(table_rows, results):
     if not grouped.get("base"):
         raise ValueError("there is no result for the row base: run it first, all others are "
                          "compared with it")
-    metrics, base_row = ("loss", "bleu", "accuracy"), table_rows[0]
+    base_row = table_rows[0]
+    metrics = [m for m in ("loss", "bleu", "accuracy", "exact") if all(m in r for r in results)]
     deviation = {m: pooled_deviation([[r[m] for r in group] for group in grouped.values()])
                  for m in metrics}
     mean = {name: {m: statistics.fmean(r[m] for r in group) for m in metrics}
@@ -371,7 +388,7 @@ def compare(table_rows, results):
         group = grouped[row.name]
         line = Line(row, len(group), group[0]["parameters"], mean[row.name])
         printed = {"loss": math.log(row.perplexity / base_row.perplexity),
-                   "bleu": row.bleu - base_row.bleu}
+                   "bleu": row.bleu - base_row.bleu, "exact": row.bleu - base_row.bleu}
         for m in metrics if row is not base_row else ():
             line.difference[m] = mean[row.name][m] - mean["base"][m]
             line.band[m] = noise_band(deviation[m], len(group), len(grouped["base"]))

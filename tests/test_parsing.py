@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from nltk import Tree as LibraryTree
 from test_trees import trees
 
-from annotated import parsing
+from annotated import parsing, training
+from annotated.checkpoints import average_checkpoints, load_checkpoint
 from annotated.parsing import (
     LEAF,
     Malformed,
@@ -366,17 +367,18 @@ def test_copies_hide_rare_words_and_nothing_else():
     assert hidden[False] > 5 * hidden[True] > 0
 
 
-def test_a_word_is_hidden_the_more_rarely_the_more_often_it_occurs():
+@pytest.mark.parametrize("dropout", [0.0, 1.0, 3.0])
+def test_a_word_is_hidden_the_more_rarely_the_more_often_it_occurs(dropout):
     trees = [parse_tree(f"(NP (NN {word}))") for word, count in (("once", 1), ("thrice", 3), ("often", 19)) for _ in range(count)]
     vocabulary, copies = ParsingVocabulary.fit(trees), 2001
-    pairs = tree_pairs(trees, vocabulary, copies, seed=2)[len(trees):]
+    pairs = tree_pairs(trees, vocabulary, copies, seed=2, word_dropout=dropout)[len(trees):]
     hidden = Counter()
     for i, (source, _) in enumerate(pairs):
         (word,) = trees[i % len(trees)].words
         hidden[word] += source != vocabulary.encode_words([word])
     for word, count in (("once", 1), ("thrice", 3), ("often", 19)):
-        rate, shown = 1 / (1 + count), (copies - 1) * count
-        assert abs(hidden[word] / shown - rate) < 5 * (rate * (1 - rate) / shown) ** 0.5, word
+        rate, shown = dropout / (dropout + count), (copies - 1) * count
+        assert abs(hidden[word] / shown - rate) <= 5 * (rate * (1 - rate) / shown) ** 0.5, word
 
 
 # ---- treebanks
@@ -507,6 +509,28 @@ def test_trees_too_long_for_a_batch_are_left_out():
     training = TrainingConfig(steps=1, max_tokens=60, validate_every=1)
     _, _, left_out = train_parser(treebank, vocabulary, config, training, show_progress=False)
     assert left_out == 1
+
+
+def test_with_patience_the_parser_is_the_mean_of_the_checkpoints_up_to_the_best(tmp_path, monkeypatch):
+    losses = [4.0, 3.0, 2.0, 2.5, 2.5, 9.0]
+    asked = iter(losses)
+    monkeypatch.setattr(training, "validation_loss", lambda *_, **__: next(asked))
+    settings = TrainingConfig(steps=40, max_tokens=60, validate_every=2, save_every=1, keep_last=1, patience=2)
+    sizes, pairs = TransformerConfig(9, N=1, d_model=8, d_ff=8, h=1), parsing.PARSERS["toy"][2]
+    treebank = Treebank("x", TOY[:4], TOY[4:5], TOY[:1])
+    parsing.save_parser(tmp_path / "parser", treebank, sizes, settings, pairs, average=3, show_progress=False)
+    saved = load_checkpoint(tmp_path / "parser")
+    assert [row["valid_loss"] for row in saved.info["log"]] == losses[:5]
+    assert saved.info["averaged"] == ["step-00000004", "step-00000005", "step-00000006"], "rows: 2, 4, 6, 8 and 10"
+    mean = average_checkpoints([tmp_path / "parser-checkpoints" / name for name in saved.info["averaged"]])
+    assert all(torch.equal(weight, mean[name]) for name, weight in saved.model.state_dict().items())
+
+
+def test_the_split_that_is_asked_for_is_scored(learned):
+    model, vocabulary, treebank = learned
+    for split, gold in (("valid", treebank.valid), ("test", treebank.test[:12])):
+        rows, trees = parsing.parsing_scores(model, vocabulary, treebank, beam=1, extra=30, sentences=12, split=split)
+        assert rows["greedy"] == bracket_f1(trees, gold) and rows["greedy"].sentences == len(gold) == len(trees)
 
 
 def test_results_that_are_kept_add_up():

@@ -428,14 +428,15 @@ def test_command_trains_scores_and_writes(tmp_path, capsys):
         (tmp_path / "own" / f"{split}.trees").write_text("".join(f"{tree}\n" for tree in some), encoding="utf-8")
     model, results, trees = tmp_path / "model", tmp_path / "results.json", tmp_path / "parsed.trees"
     small = ("--N 1 --d-model 16 --d-ff 16 --h 2 --steps 4 --save-every 2 --copies 2 --precision fp32 --average 2 --extra 5 --beam 2 "
-             "--leaves XX").split()
+             "--leaves XX --word-dropout 0.5").split()
     command = [str(tmp_path / "own"), "--out", str(model), "--results", str(results), "--trees", str(trees), *small]
     main(["parse", *command])
     found = json.loads(results.read_text())
     assert list(found["scores"]) == ["right-branching", "nearest copy", "greedy", "beam 2", "constrained"]
     assert found["scores"]["greedy"]["sentences"] == 2
     assert found["treebank"] == "own" and found["seed"] == 0 and found["training"]["steps"] == 4
-    assert found["pairs"] == {"copies": 2, "min_frequency": 3, "leaves": "XX", "parts": True}  # the preset gum, but for what was given
+    preset = {"copies": 4, "min_frequency": 3, "leaves": "numbers", "parts": True, "word_dropout": 1.0}  # gum's
+    assert found["pairs"] == preset | {"copies": 2, "leaves": "XX", "word_dropout": 0.5}
     assert found["averaged"] == ["step-00000002", "step-00000004"] and found["command"].startswith("annotated parse ")
     assert found["claim"] == "C30" and len(trees.read_text().splitlines()) == 2 and "vocabulary" not in found
     before = (model / "model.safetensors").read_bytes()
@@ -447,6 +448,9 @@ def test_command_trains_scores_and_writes(tmp_path, capsys):
     main(["parse", *command, "--sentences", "1"])  # the model is there: scored, not trained
     again = json.loads(results.read_text())
     assert again["scores"]["greedy"]["sentences"] == 1 and (model / "model.safetensors").read_bytes() == before
+    main(["parse", *command, "--split", "valid"])
+    valid = json.loads(results.read_text())
+    assert valid["scores"]["greedy"]["sentences"] == 1 and "scored on valid" in valid["data"] and "scored on test" in found["data"]
     capsys.readouterr()
     with pytest.raises(SystemExit) as stop:
         main(["parse", "toy", "--out", str(model)])

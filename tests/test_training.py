@@ -99,6 +99,7 @@ def test_defaults_are_the_papers_base_run():
     ({"accumulate": 0}, "accumulate=0"), ({"save_every": 0}, "save_every=0"), ({"keep_last": 0}, "keep_last=0"),
     ({"label_smoothing": 1.0}, r"label_smoothing=1\.0"), ({"clip": -1.0}, r"clip=-1\.0.*0 for no bound"),
     ({"clip": math.inf}, "clip=inf"), ({"clip": math.nan}, "clip=nan"), ({"precision": "fp16"}, "precision='fp16'.*'fp32' or 'bf16'"),
+    ({"patience": -1}, "patience=-1.*at least 0"),
 ])
 def test_bad_configuration_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
@@ -432,6 +433,23 @@ def test_a_long_gradient_is_shortened_and_its_norm_logged(clip, monkeypatch):
     assert min(norms) > 0.3
 
 
+LOSSES = [5.0, 4.0, 4.5, 3.0, 3.5, 3.0, 3.2, 3.1, 2.0]  # lowest in row 4; equal is not lower
+
+
+@pytest.mark.parametrize("patience, rows", [(0, 9), (1, 3), (2, 6), (4, 8), (5, 9)])
+def test_a_training_ends_when_the_validation_loss_stands_still(patience, rows, tmp_path, monkeypatch):
+    asked = iter(LOSSES)
+    monkeypatch.setattr(training, "validation_loss", lambda *_, **__: next(asked))
+    config = replace(QUICK, steps=18, save_every=18, patience=patience)
+    log = train(tiny(), PAIRS, PAIRS, config, show_progress=False, run_folder=tmp_path)
+    assert [row["valid_loss"] for row in log] == LOSSES[:rows] and log[-1]["step"] == 2 * rows
+    assert [path.name for path in run_checkpoints(tmp_path)] == [f"step-{2 * rows:08}"]
+    again = train(tiny(), PAIRS, PAIRS, config, show_progress=False, run_folder=tmp_path)
+    assert again == log, "a run that has ended ends again at once"
+    more = train(tiny(), PAIRS, PAIRS, replace(config, patience=9), show_progress=False, run_folder=tmp_path)
+    assert [row["valid_loss"] for row in more] == LOSSES, "with more patience it goes on"
+
+
 @pytest.mark.parametrize("multiple, pairs", [(1, PAIRS), (8, PAIRS), (8, [([5] * 4, [6] * 4)] * 3 + [([5] * 15, [6])])])
 def test_largest_batch_runs_first_and_leaves_no_trace(multiple, pairs, monkeypatch):
     """The last pairs: one of 16 tokens is more than three of 5, which take the more memory as three of 8."""
@@ -703,7 +721,7 @@ def test_another_vocabulary_configuration_or_corpus_is_refused_by_name(tmp_path)
 
 def test_every_number_that_decides_a_run_must_be_the_same_when_it_goes_on(tmp_path):
     run(tmp_path / "run")
-    free = {"steps": 14, "save_every": 5, "keep_last": 3, "max_skipped": 2}
+    free = {"steps": 14, "save_every": 5, "keep_last": 3, "max_skipped": 2, "patience": 9}
     other = {"max_tokens": 32, "accumulate": 1, "warmup": 4, "factor": 0.4, "label_smoothing": 0.2, "validate_every": 3,
              "precision": "bf16", "compile": True, "seed": 1, "clip": 2.0}
     assert free.keys() | other.keys() == {field.name for field in fields(TrainingConfig)}

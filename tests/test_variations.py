@@ -109,7 +109,7 @@ def test_rows_differ_from_base_in_the_named_fields_only():
     assert base.training.label_smoothing == base.config.dropout == 0.1 and base.config.d_k is None
 
 
-@pytest.mark.parametrize("scale", ["multi30k", "toy"])
+@pytest.mark.parametrize("scale", ["multi30k", "toy", "toy-long"])
 def test_small_rows_are_in_proportion(scale):
     small = {row.name: row for row in rows(scale, 500)}
     base = small["base"]
@@ -179,6 +179,26 @@ def test_c29_rows_are_scored_by_beam_4_with_alpha_06():
         assert bleu == pytest.approx(100) if alike else bleu < 90
 
 
+def test_exact_matches_of_novel_are_counted_where_there_is_such_a_split(monkeypatch):
+    texts = [("a b", "A B"), ("b c", "B C"), ("c a", "C A"), ("a c", "A C")]
+    tokenizer, said = WordTokenizer.fit(texts), {source: target for source, target in texts}
+    model = Transformer(TransformerConfig(len(tokenizer), N=1, d_model=8, d_ff=8, h=1))
+    monkeypatch.setattr(variations, "translate", lambda model, tokenizer, sources, *_, **__: [said[source] for source in sources])
+    novel = [("a b", "A B"), ("b c", "B C !"), ("c a", "c a"), ("a c", "A C")]
+    assert variations.measure(model, tokenizer, Corpus("mine", "en", "de", [], texts, [], novel))["exact"] == 50
+    assert "exact" not in variations.measure(model, tokenizer, Corpus("mine", "en", "de", [], texts, []))
+
+
+def test_toy_to_the_end_is_the_same_task_with_fewer_pairs_or_all():
+    (whole, words, long), (few, fewer, short) = (variations.read_task("toy", scale) for scale in ("toy-long", "toy-few"))
+    assert few.train == whole.train[:2000] and len(whole.train) == 10_000
+    assert few.valid == whole.valid and few.novel == whole.novel and len(whole.novel) == len(whole.valid) == 500
+    assert {name: row.training for name, row in long.items()} == {name: row.training for name, row in short.items()}
+    assert len(fewer) <= len(words) and set(fewer.words) <= set(words.words)
+    quick, _, _ = variations.read_task("toy", "toy", sentences=7)
+    assert len(quick.novel) == len(quick.valid) == 7 and quick.train == whole.train
+
+
 # --- verdicts ----------------------------------------------------------------------------------------------------------
 
 
@@ -219,6 +239,11 @@ def test_c29_table_from_hand_made_results():
     assert found["E-learned"].verdict == {"loss": "does not", "bleu": "does not"}
     with pytest.raises(ValueError, match="no result for the row base"):
         compare(rows(), results[2:])
+    counted = [result | {"exact": exact} for result, exact in zip(results, (80.0, 82.0, 70.0, 81.0, 90.0), strict=True)]
+    lines, deviation = compare(rows(), counted)  # judged by the printed BLEU: A-h1 0.9 lower, C-N8 0.3 lower, E-learned 0.1 lower
+    assert deviation["exact"] == pytest.approx(math.sqrt(2))
+    assert [line.verdict["exact"] for line in lines[1:]] == ["holds", "within noise", "does not"]
+    assert "exact" not in compare(rows(), [*counted[:-1], results[-1]])[1], "of all rows or of none"
 
 
 @pytest.mark.parametrize("scale", ["toy", "multi30k"])
@@ -393,7 +418,7 @@ def test_c29_kept_results_are_of_the_rows_as_the_code_has_them():
     for result in results:
         row = known[result["row"]]
         assert result["model"] == dataclasses.asdict(row.config), result["row"]
-        training = {"clip": 0.0} | result["training"]  # runs from before there was clipping had none
+        training = {"clip": 0.0, "patience": 0} | result["training"]  # runs from before there were these had none
         assert training == dataclasses.asdict(dataclasses.replace(row.training, seed=result["seed"])), result["row"]
         assert result["parameters"] == formula(row.config) and result["decoding"] == variations.DECODING
         assert result["log"][-1]["step"] == row.training.steps
