@@ -74,7 +74,7 @@ export: setup  ## export the modules only, without executing
 multi30k: setup  ## train and score Multi30k English to German (about 30 minutes on 2 cores)
 	bash experiments/multi30k.sh
 
-multi30k-record: setup  ## the same as the literature scores it, with the best published recipe (about 2 hours on 1 core)
+multi30k-record: setup  ## the same as the literature scores it, with the best published recipe, three seeds (hours)
 	bash experiments/multi30k_record.sh
 
 newstest: setup  ## train on the news, Tatoeba and Multi30k at hand, score newstest2014 (about 90 minutes on 1 core)
@@ -89,6 +89,9 @@ _build/bench/ready: .venv/ready pyproject.toml  # the peers, in an environment o
 
 variations: setup  ## train every row of Table 3 on Multi30k for page 21, a process a run (about an hour on 2 cores)
 	bash experiments/variations.sh
+
+variations-toy: setup  ## the same on toy until base has learned, with all pairs and with 2,000 (hours)
+	bash experiments/variations.sh toy
 
 lengths: setup  ## translate toy sentences longer than those of training, for page 05 (about 10 minutes on 1 core)
 	$(PYTHON) experiments/lengths.py
@@ -114,4 +117,4 @@ wmt: setup  ## the full WMT14 run of page 23 on this machine's GPUs (WMT_SIZE=ba
 gpu-check: setup  ## ten minutes on this machine's GPUs before a run costs money: _build/gpu_check/report.txt (CHECK="--device cpu": a tiny model)
 	$(PYTHON) tools/gpu_check.py $(CHECK)
 
-.PHONY: help setup book site test test-site axe test-long results toy lint lab sync export bench multi30k multi30k-record newstest variations lengths since padding parse-gum parse-craft wmt gpu-check two-processes
+.PHONY: help setup book site test test-site axe test-long results toy lint lab sync export bench multi30k multi30k-record newstest variations variations-toy lengths since padding parse-gum parse-craft wmt gpu-check two-processes

@@ -1,6 +1,9 @@
 """What the scripts in experiments/ write: the padding of a corpus by hand, and both kinds of positions."""
 
 import json
+import os
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,9 +12,11 @@ import numpy as np
 import pytest
 from helpers import ROOT
 
-from annotated.corpora import Corpus
+from annotated.batches import count_batches, pair_lengths
+from annotated.corpora import Corpus, load_corpus
 from annotated.terminal import train_options
-from annotated.tokens import SubwordTokenizer
+from annotated.tokens import SubwordTokenizer, split_words
+from annotated.training import encode_pairs
 from annotated.transformer import TransformerConfig
 
 sys.path.insert(0, str(ROOT / "experiments"))
@@ -106,3 +111,73 @@ def test_scripts_are_shell_and_give_options_that_the_commands_know(script):
         if words:
             options = train_options([word.strip('"') for word in words])
             assert str(options.out).startswith("$")
+
+
+STUB = """set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+without_bar() { cat > "$1"; }
+annotated() {
+    printf '%q ' "$@" >> calls; echo >> calls
+    if [ "$1" = train ]; then mkdir -p "$(sed 's/.*--out \\([^ ]*\\) .*/\\1/' <<< "$*")"; fi
+    if [ "$1" = score ]; then mkdir -p "$5"; echo '{"entries": {"multi30k": {"score": 4'"${5: -1}"'.5}}}' > "$5/$4.json"; fi
+}
+"""
+
+
+def calls_of(folder, script, *arguments, **environment):
+    """The commands that a script gives, each a list of words, and what it prints; they do nothing but note that they were called."""
+    (folder / "experiments").mkdir(exist_ok=True)
+    shutil.copyfile(ROOT / "experiments" / script, folder / "experiments" / script)
+    (folder / "experiments/environment.sh").write_text(STUB)
+    (folder / "experiments/prepare.py").write_text("import pathlib, sys; pathlib.Path(sys.argv[2]).mkdir(parents=True)")
+    (folder / ".venv/bin").mkdir(parents=True, exist_ok=True)
+    (folder / ".venv/bin/python").unlink(missing_ok=True)
+    (folder / ".venv/bin/python").symlink_to(sys.executable)
+    (folder / "calls").write_text("")
+    done = subprocess.run(["bash", f"experiments/{script}", *arguments], cwd=folder, env={"PATH": "/usr/bin:/bin", **environment},
+                          text=True, capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return [shlex.split(line) for line in (folder / "calls").read_text().splitlines()], done.stdout
+
+
+def test_the_recipe_for_multi30k_is_the_published_one(tmp_path):
+    made, said = calls_of(tmp_path, "multi30k_record.sh")
+    assert [words[0] for words in made] == ["train", "score"] * 3 and "BLEU 40.50, 41.50, 42.50: mean 41.50, deviation 1.00" in said
+    trained = [train_options(words[1:]) for words in made[::2]]
+    assert [options.training.seed for options in trained] == [0, 1, 2]
+    assert len({options.out for options in trained}) == len({options.checkpoints for options in trained}) == 3
+    for options in trained:
+        sizes, training = options.sizes, options.training
+        assert (sizes.N, sizes.d_model, sizes.d_ff, sizes.h, sizes.dropout, sizes.vocab_size) == (4, 128, 256, 4, 0.3, 10_000)
+        assert training.max_tokens == 8192 and training.accumulate == 2 and training.label_smoothing == 0.1
+        assert 7950 < training.steps < 8050 and training.steps % training.validate_every == 0
+        assert training.validate_every == training.save_every == 58, "an epoch"
+        assert training.patience == training.keep_last == options.average == 10 and options.resume
+        assert training.factor * 128**-0.5 * training.warmup**-0.5 == pytest.approx(0.005, rel=1e-3)
+    assert all(words[words.index("--beam") + 1] == "5" and words[3] == "test" for words in made[1::2])
+    assert calls_of(tmp_path, "multi30k_record.sh") == ([], said), "what is there is neither trained nor scored again"
+    own, _ = calls_of(tmp_path, "multi30k_record.sh", "own", "--attention-dropout", "0.1", split="valid")
+    assert train_options(own[0][1:]).sizes.attention_dropout == 0.1 and own[1][3] == "valid"
+    assert train_options(own[0][1:]).training == trained[0].training
+
+
+@pytest.mark.long
+def test_an_epoch_of_the_recipe_for_multi30k_has_58_batches():
+    folder = Path(os.environ.get("ANNOTATED_DATA") or ROOT.parent / "shared" / "data")
+    if not (folder / "multi30k").is_dir():
+        pytest.skip("there is no Multi30k here")
+    pairs = load_corpus("multi30k", folder, "en", "de").train
+    pairs = [tuple(" ".join(split_words(text, language)).lower() for text, language in zip(pair, ("en", "de"), strict=True))
+             for pair in pairs]  # nearly the form that is scored
+    tokenizer = SubwordTokenizer.fit(pairs, 10_000)
+    assert abs(count_batches(pair_lengths(encode_pairs(pairs, tokenizer)), 8192) - 58) <= 1
+
+
+def test_table_3_on_toy_begins_with_base_and_goes_on_by_whole_seeds(tmp_path):
+    made, _ = calls_of(tmp_path, "variations.sh", "toy")
+    scales = ["toy-long", "toy-few"]
+    assert [words[words.index("--scale") + 1] for words in made] == scales * 4
+    assert all(words[-2:] == ["--rows", "base"] for words in made[:2])
+    assert [words[-1] for words in made[2:]] == ["1", "1", "2", "2", "3", "3"] and all(words[-2] == "--seeds" for words in made[2:])
+    assert {words[words.index("--out") + 1] for words in made} == {"results/variations_toy-long", "results/variations_toy-few"}
+    assert calls_of(tmp_path, "variations.sh")[0] == [["vary", "multi30k", "--out", "results/variations"]]
