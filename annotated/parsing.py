@@ -119,10 +119,9 @@ def _toy_trees():
     """The trees of the embedded corpus by split: from the files of the checkout, else generated."""
     folder = (checkout_data() or Path()) / "toy"
     files = {split: folder / f"{split}.tsv" for split in ("train", "valid", "test", "novel")}
-    if all(file.is_file() for file in files.values()):
-        parts = {split: read_sentences(file) for split, file in files.items()}
-    else:
-        parts = generate_corpus()
+    there = all(file.is_file() for file in files.values())
+    parts = ({split: read_sentences(file) for split, file in files.items()} if there else
+             generate_corpus())
     return {split: [parse_tree(s.tree) for s in part] for split, part in parts.items()}
 
 # %% ../notebooks/22_parsing.ipynb #fae0a478
@@ -239,8 +238,7 @@ def inner_phrases(tree):
         node = waiting.pop()
         inner = [child for child in node.children if not child.is_leaf]
         waiting.extend(inner)
-        if len(node.children) > 1:
-            found.extend(child for child in inner if len(child.words) > 1)
+        found += [child for child in inner if len(node.children) > 1 and len(child.words) > 1]
     return found
 
 
@@ -471,9 +469,8 @@ def parse_sentences(model, vocabulary, sentences, beam=21, alpha=0.3, extra=300,
     trees, batches = [None] * len(sentences), token_batches(lengths, budget, order="sorted")
     for batch in tqdm(batches, "parsing", disable=not show_progress):
         source = pad([sources[i] for i in batch]).to(device)
-        rules = {}
-        if constrained:
-            rules["allowed"] = TreeGrammar(vocabulary, [sentences[i] for i in batch], extra)
+        words = [sentences[i] for i in batch]
+        rules = {"allowed": TreeGrammar(vocabulary, words, extra)} if constrained else {}
         found = (greedy_decode(model, source, extra) if beam == 1 and not constrained else
                  [best[0][0] for best in beam_search(model, source, beam, alpha, extra, **rules)])
         for i, ids in zip(batch, found, strict=True):
@@ -481,20 +478,18 @@ def parse_sentences(model, vocabulary, sentences, beam=21, alpha=0.3, extra=300,
     return trees
 
 # %% ../notebooks/22_parsing.ipynb #009e35a0
-def train_parser(treebank, vocabulary, model_config, training_config, copies=1, parts=False,
-                 word_dropout=1.0, show_progress=True, run_folder=None, device="cpu",
-                 build=Transformer, **how):
+def train_parser(treebank, vocabulary, model_config, training_config, show_progress=True,
+                 run_folder=None, device="cpu", build=Transformer, made=(), **how):
     """Train a model on a treebank: (model, log, number of training trees left out as too long).
 
-    copies, parts, word_dropout: as in `tree_pairs`. run_folder: for checkpoints, as in `train`; the
-    run goes on from the newest there. build: makes the model of a configuration; how: as for
-    `train`.
+    run_folder: for checkpoints, as in `train`; the run goes on from the newest there. build: makes
+    the model of a configuration; made: arguments of `tree_pairs` by name, for the training trees;
+    how: as for `train`.
     """
     room, seed = training_config.max_tokens, training_config.seed
     fitting, valid = ([tree for tree in trees if len(linearize(tree)) < room]
                       for trees in (treebank.train, treebank.valid))
-    pairs = (tree_pairs(fitting, vocabulary, copies, seed, parts, word_dropout),
-             tree_pairs(valid, vocabulary))
+    pairs = tree_pairs(fitting, vocabulary, seed=seed, **dict(made)), tree_pairs(valid, vocabulary)
     torch.manual_seed(seed)
     model = build(model_config).to(device)
     log = train(model, *pairs, training_config, show_progress, run_folder, **how)
@@ -557,24 +552,21 @@ def save_parser(folder, treebank, sizes, training, pairs, average=5, device="cpu
     print(treebank, config, training, pairs, sep="\n", flush=True)
     stalled = training.patience * -(-training.validate_every // training.save_every)
     training = replace(training, keep_last=max(training.keep_last, average + stalled))
-    model, log, left_out = train_parser(
-        treebank, vocabulary, config, training, pairs["copies"], pairs["parts"],
-        pairs["word_dropout"], run_folder=run, device=device, **how)
-    last = run_checkpoints(run, scheduled=True)
-    if training.patience:
-        best = min(log, key=lambda row: row["valid_loss"])["step"]
-        last = [path for path in last if int(path.name[5:]) <= best]
-    last = last[-average:]
-    if last:
-        model.load_state_dict(average_checkpoints(last))
+    made = {name: pairs[name] for name in ("copies", "parts", "word_dropout")}
+    model, log, left_out = train_parser(treebank, vocabulary, config, training, run_folder=run,
+                                        device=device, made=made, **how)
+    best = min(log, key=lambda row: row["valid_loss"] if training.patience else -row["step"])
+    until = max(best["step"], training.save_every)  # the first checkpoint, if none is so early
+    last = [path for path in run_checkpoints(run, scheduled=True) if int(path.name[5:]) <= until]
+    model.load_state_dict(average_checkpoints(last[-average:]))
     seconds = {"wall": round(time.time() - start), "processor": round(time.process_time())}
     save_checkpoint(folder, model, treebank=treebank.name, training=asdict(training), pairs=pairs,
-                    left_out=left_out, averaged=[path.name for path in last],
+                    left_out=left_out, averaged=[path.name for path in last[-average:]],
                     seconds=seconds, log=log,
                     vocabulary={"symbols": vocabulary.symbols, "words": vocabulary.words})
 
 # %% ../notebooks/22_parsing.ipynb #b4874422
-def score_parser(folder, treebank, device="cpu", split="test", **how):
+def score_parser(folder, treebank, device="cpu", **how):
     """Score the parser in a folder: (facts for a file of results, the trees of the last row).
 
     how: beam, alpha, extra, sentences, beam_sentences, split, as for `parsing_scores`. ValueError
@@ -584,18 +576,17 @@ def score_parser(folder, treebank, device="cpu", split="test", **how):
     if saved.info.get("treebank") != treebank.name:
         raise ValueError(f"{folder} holds no parser of the treebank {treebank.name}: give another")
     vocabulary = ParsingVocabulary(**saved.info["vocabulary"])
-    rows, trees = parsing_scores(saved.model, vocabulary, treebank, **how, split=split,
-                                 show_progress=True)
+    rows, trees = parsing_scores(saved.model, vocabulary, treebank, **how, show_progress=True)
     kept = ("training", "pairs", "left_out", "averaged", "seconds", "log")
     some = f", its first {how['sentences']}" if how.get("sentences") else ""
     reasons = Counter(re.sub(r"\(?\S*[()]\S*|'.*'|\d+", "…", tree.reason)
                       for tree in trees if not tree)
     return {
-        "claim": "C30", "data": f"{treebank}; scored on {split}{some}", "treebank": treebank.name,
-        "seed": saved.info["training"]["seed"], "machine": describe_machine(device),
+        "claim": "C30", "data": f"{treebank}; scored on {how.get('split', 'test')}{some}",
+        "treebank": treebank.name, "seed": saved.info["training"]["seed"],
+        "machine": describe_machine(device), "decoding": how,
         "metric": "labelled bracket F1 in percent: root and tags not counted, punctuation deleted, "
                   "ADVP = PRT, summed over the corpus; a malformed output is an empty tree",
-        "decoding": how,
         "scores": {name: asdict(score) for name, score in rows.items()},
         "malformed": dict(reasons.most_common(8)),
         "parameters": sum(weight.numel() for weight in saved.model.parameters()),

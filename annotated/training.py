@@ -229,7 +229,7 @@ def save_run(run, scheduled=True):
         run.writes.start(add_to_run, run.folder, step, contents, run.config.keep_last)
 
 # %% ../notebooks/17_training.ipynb #d9d1341c
-def finished(run):
+def is_over(run):
     """Are all updates made, or has the validation loss not fallen for `patience` rows?"""
     losses, patience = [row["valid_loss"] for row in run.progress["log"]], run.config.patience
     stalled = 0 < patience < len(losses) and min(losses[-patience:]) >= min(losses[:-patience])
@@ -250,7 +250,7 @@ def shares(run, pairs):
     accumulate, multiple = run.config.accumulate, runs.MULTIPLE.get(run.device.type, 1)
     parts, place = run.world * accumulate, run.progress["place"]
     stream = index_stream(pairs, run.config.max_tokens, run.config.seed, *place)
-    left = islice(stream, 0 if finished(run) else run.config.steps - run.progress["step"])
+    left = islice(stream, 0 if is_over(run) else run.config.steps - run.progress["step"])
     with closing(batches.ahead(left, make)) as ready:
         for *known, made in ready:
             yield *known, [runs.moved(part, run.device) for part in made]
@@ -322,16 +322,16 @@ def train(model, train_pairs, valid_pairs, config, show_progress=True, run_folde
                          "place": place}
             arrived = run.readings.add((progress["step"], indices), bool(noted), part, norm)
             runs.enter(run, arrived)
-            if progress["step"] % config.validate_every == 0 or finished(run):
+            if progress["step"] % config.validate_every == 0 or is_over(run):
                 teller.row(add_row(run, valid_pairs, rate, loss))
-            due = progress["step"] % config.save_every == 0 or finished(run)
+            due = progress["step"] % config.save_every == 0 or is_over(run)
             if run_folder is not None and (due or run.asked_to_stop):
                 save_run(run, scheduled=due)
             teller.step()
-            if run.asked_to_stop or finished(run):
+            if run.asked_to_stop or is_over(run):
                 break
         runs.from_first(run.writes.wait)
-    if not finished(run):
+    if not is_over(run):
         sys.exit(runs.INTERRUPTED)
     model.eval()
     return progress["log"]
