@@ -103,8 +103,9 @@ since: setup  ## train each change since 2017 on toy, three seeds, for page 26 (
 long-inputs: setup  ## memory of training and translating by the length of a sentence, for page 24 (a few minutes on 1 core)
 	$(PYTHON) experiments/long_inputs.py
 
-two-processes: setup  ## one process and two train the same model to the same score (minutes on 2 cores)
+two-processes: setup  ## one process and two train the same models to the same scores, on toy and Multi30k (about half an hour on 2 cores)
 	$(PYTHON) experiments/two_processes.py
+	$(PYTHON) experiments/two_processes.py results/two_processes_multi30k.json multi30k
 
 padding: setup  ## shares of padding in Multi30k, for page 13 (a minute)
 	$(PYTHON) experiments/padding.py multi30k results/padding.json
