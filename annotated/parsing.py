@@ -529,8 +529,7 @@ _SIZES = TransformerConfig(6000, N=2, d_model=128, d_ff=256, h=4)
 _STEPS = TrainingConfig(steps=40_000, max_tokens=512, warmup=500, factor=0.5, save_every=500)
 _PAIRS = {"copies": 4, "min_frequency": 3, "leaves": "numbers", "parts": True, "word_dropout": 1.0}
 PARSERS = {  # name: (sizes, TrainingConfig, how training pairs are made of trees)
-    "gum": (replace(_SIZES, dropout=0.2), replace(_STEPS, save_every=1000, patience=10),
-            _PAIRS | {"copies": 6, "word_dropout": 2.0}),
+    "gum": (_SIZES, _STEPS, _PAIRS),
     "craft": (_SIZES, replace(_STEPS, steps=20_000), _PAIRS | {"copies": 2, "min_frequency": 6}),
     "toy": (replace(_SIZES, dropout=0.0),
             replace(_STEPS, steps=3000, max_tokens=1024, warmup=300, validate_every=200,
