@@ -262,7 +262,7 @@ def average_checkpoints(paths):
     """
     folders = [] if isinstance(paths, (str, os.PathLike)) else [Path(path) for path in paths]
     if not folders:
-        raise ValueError(f"paths={paths!r} will not do: give a list of at least one checkpoint "
+        raise ValueError(f"paths={paths!r} is invalid: give a list of at least one checkpoint "
                          "folder")
     first, total = None, {}
     for folder in folders:

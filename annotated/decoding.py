@@ -151,7 +151,7 @@ def _limits(model, source, extra):
     """How many tokens each sentence may have: as many as its source, and `extra`; at least one."""
     if extra < 0:
         mend = "give 0 or more tokens beyond the length of the source"
-        raise ValueError(f"extra={extra} will not do: {mend}")
+        raise ValueError(f"extra={extra} is invalid: {mend}")
     most = model.config.max_length if model.config.positions == "learned" else None
     return ((source != PAD).sum(dim=1) + extra).clamp(1, most)
 
@@ -204,7 +204,7 @@ def sample(model, source: Int[Tensor, "batch n"], temperature=1.0, top_k=None, t
                               ("top_p", top_p, top_p is None or 0 < top_p <= 1)):
         if not fits:
             mend = "a temperature above 0, a top_k from 1 up, a top_p above 0 and at most 1"
-            raise ValueError(f"{name}={value} will not do: give {mend}")
+            raise ValueError(f"{name}={value} is invalid: give {mend}")
     generator = torch.Generator(source.device).manual_seed(seed)
 
     def draw(hidden):
@@ -251,12 +251,12 @@ def _best_continuations(log_p, lengths, finished, found, beam, alpha):
 def check_beam(beam=1, alpha=0.6, n_best=1):
     """ValueError for a beam below 1, a negative alpha, or more results than the beam holds."""
     if beam < 1:
-        raise ValueError(f"beam={beam} will not do: give 1 (greedy decoding) or more hypotheses")
+        raise ValueError(f"beam={beam} is invalid: give 1 (greedy decoding) or more hypotheses")
     if not 0 <= alpha < math.inf:
-        raise ValueError(f"alpha={alpha} will not do: give 0 (no penalty) or a positive number, "
+        raise ValueError(f"alpha={alpha} is invalid: give 0 (no penalty) or a positive number, "
                          "such as the paper's 0.6")
     if not 1 <= n_best <= beam:
-        raise ValueError(f"n_best={n_best} will not do: give at least 1 and at most beam={beam}")
+        raise ValueError(f"n_best={n_best} is invalid: give at least 1 and at most beam={beam}")
 
 
 def _settled(score, log_p, finished, limits, n_best, alpha):

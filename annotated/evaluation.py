@@ -202,7 +202,7 @@ def _check_lines(hypotheses, references):
 
 
 def _check_numbers(loss, bootstrap, seed):
-    """Raise a ValueError for a loss, a number of resamples or a seed that will not do."""
+    """Raise a ValueError for a loss, a number of resamples or a seed that is invalid."""
     if loss is not None and not (isinstance(loss, Real) and 0 <= loss < 700):
         raise ValueError(f"loss={loss!r} is no loss in nats a token: "
                          "give a number from 0 up to 700, or None")
@@ -225,7 +225,7 @@ def bleu_report(hypotheses, references, target_language="de", loss=None, bootstr
     has a perplexity, and `token` says per what. bootstrap: resamples for the 95 % intervals; 0 for
     none. path: where to write the report, ending in .json; the hypotheses go to the .txt beside it.
     TypeError for a string in place of a list, ValueError for lists that do not fit, line breaks,
-    and numbers that will not do.
+    and invalid numbers.
     """
     hypotheses, references = _check_lines(hypotheses, references)
     _check_numbers(loss, bootstrap, seed)

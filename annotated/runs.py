@@ -399,7 +399,7 @@ def devices_for(device="cpu", workers=None):
     ValueError for fewer than 1 worker, and where there is no GPU.
     """
     if workers is not None and workers < 1:
-        raise ValueError(f"workers={workers} will not do: give at least 1")
+        raise ValueError(f"workers={workers} is invalid: give at least 1")
     if not device.startswith("cuda"):
         return [device] * (workers or 2)
     if not torch.cuda.is_available():

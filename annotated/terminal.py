@@ -87,14 +87,14 @@ class Train:
 
 # %% ../notebooks/83_terminal.ipynb #ac03dc4d
 def _check_folders(options):
-    """Raise a ValueError or a FileExistsError for folders that will not do."""
+    """Raise a ValueError or a FileExistsError for folders that cannot be used."""
     from annotated import runs
 
     folder = options.checkpoints
     if folder is None and (options.resume or options.average is not None):
         raise ValueError("--resume and --average need checkpoints: give --checkpoints FOLDER")
     if options.average is not None and options.average < 1:
-        raise ValueError(f"--average {options.average} will not do: give at least 1")
+        raise ValueError(f"--average {options.average} is invalid: give at least 1")
     if folder and not options.resume and runs.run_checkpoints(folder):
         raise FileExistsError(f"{folder} holds checkpoints already: give --resume, or a new folder")
     if os.path.lexists(options.out):

@@ -54,7 +54,7 @@ class TrainingConfig:
         for name in (field.name for field in fields(self) if field.type is int):
             value, least = getattr(self, name), 0 if name in ("seed", "patience") else 1
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"{name}={value!r} will not do: give a whole number of at least "
+                raise ValueError(f"{name}={value!r} is invalid: give a whole number of at least "
                                  f"{least}")
         for name, fits, wanted in (
                 ("factor", 0 < self.factor < math.inf, "a number above 0"),
@@ -62,7 +62,7 @@ class TrainingConfig:
                 ("precision", self.precision in ("fp32", "bf16"), "'fp32' or 'bf16'"),
                 ("clip", 0 <= self.clip < math.inf, "a number above 0, or 0 for no bound")):
             if not fits:
-                raise ValueError(f"{name}={getattr(self, name)!r} will not do: give {wanted}")
+                raise ValueError(f"{name}={getattr(self, name)!r} is invalid: give {wanted}")
 
 # %% ../notebooks/17_training.ipynb #9ea0dfce
 def encode_pairs(pairs, tokenizer, source_language="en", target_language="de"):

@@ -18,12 +18,12 @@ from .stacks import Decoder, Encoder
 
 # %% ../notebooks/08_transformer.ipynb #2fcf5654
 def _check_config(config):
-    """Raise a ValueError that names the first field of a `TransformerConfig` that will not do."""
+    """Raise a ValueError that names the first field of a `TransformerConfig` that is invalid."""
 
     def need(names, fits, mend):
         for name in names.split():
             if not fits(value := getattr(config, name)):
-                raise ValueError(f"{name}={value!r} will not do: give {mend}")
+                raise ValueError(f"{name}={value!r} is invalid: give {mend}")
 
     def whole(x):
         return type(x) is int and x >= 1
@@ -45,7 +45,7 @@ def _check_config(config):
 class TransformerConfig:
     """Sizes and choices of a model in the paper's symbols; by default the base model (Table 3).
 
-    ValueError for a field that will not do, naming it, its value and the mend.
+    ValueError for an invalid field, naming it, its value and the mend.
     """
 
     vocab_size: int  # one joint vocabulary for both languages

@@ -372,10 +372,10 @@ def test_c26_the_beam_is_the_papers_where_nobody_says_otherwise():
 
 
 @pytest.mark.parametrize("options, message", [
-    ({"beam": 0}, "beam=0 will not do: give 1"), ({"alpha": -0.1}, "alpha=-0.1 will not do"),
-    ({"alpha": float("nan")}, "alpha=nan will not do"),
-    ({"beam": 3, "n_best": 4}, "n_best=4 will not do.*at most beam=3"),
-    ({"n_best": 0}, "n_best=0 will not do"), ({"extra": -1}, "extra=-1"),
+    ({"beam": 0}, "beam=0 is invalid: give 1"), ({"alpha": -0.1}, "alpha=-0.1 is invalid"),
+    ({"alpha": float("nan")}, "alpha=nan is invalid"),
+    ({"beam": 3, "n_best": 4}, "n_best=4 is invalid.*at most beam=3"),
+    ({"n_best": 0}, "n_best=0 is invalid"), ({"extra": -1}, "extra=-1"),
 ])
 def test_bad_options_of_the_beam_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
@@ -453,9 +453,9 @@ def test_a_seed_says_what_is_drawn_and_one_token_to_choose_from_is_greedy():
 
 
 @pytest.mark.parametrize("knobs, message", [
-    ({"temperature": 0}, "temperature=0 will not do"), ({"temperature": -1.0}, "temperature=-1.0 will not do"),
-    ({"temperature": math.nan}, "temperature=nan will not do"), ({"top_k": 0}, "top_k=0 will not do: give .* a top_k from 1 up"),
-    ({"top_p": 0.0}, "top_p=0.0 will not do"), ({"top_p": 1.1}, "top_p=1.1 will not do"), ({"extra": -1}, "extra=-1 will not do"),
+    ({"temperature": 0}, "temperature=0 is invalid"), ({"temperature": -1.0}, "temperature=-1.0 is invalid"),
+    ({"temperature": math.nan}, "temperature=nan is invalid"), ({"top_k": 0}, "top_k=0 is invalid: give .* a top_k from 1 up"),
+    ({"top_p": 0.0}, "top_p=0.0 is invalid"), ({"top_p": 1.1}, "top_p=1.1 is invalid"), ({"extra": -1}, "extra=-1 is invalid"),
 ])
 def test_knobs_that_leave_nothing_to_draw_are_refused(knobs, message):
     with pytest.raises(ValueError, match=message):

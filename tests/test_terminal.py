@@ -115,7 +115,7 @@ def test_command_line_refuses_with_one_line(tmp_path, capsys):
     assert "device 'abacus' cannot be used" in refused("train", [own, *new, "--device", "abacus"], capsys)
     assert "max_tokens=5" in refused("train", [own, *new, "--max-tokens", "5"], capsys)
     assert "d_model=16 is not divisible by h=3" in misread("train", [own, *new, "--h", "3"], capsys)
-    assert "steps=0 will not do" in misread("train", [own, *new, "--steps", "0"], capsys)
+    assert "steps=0 is invalid" in misread("train", [own, *new, "--steps", "0"], capsys)
     assert "invalid" in misread("train", [own, *new, "--steps", "many"], capsys)
     (own / "train.de").write_text("nur eine Zeile\n", encoding="utf-8")
     assert "train.en has 4 lines but" in refused("train", [own, *new], capsys)
@@ -311,8 +311,8 @@ def test_translate_refuses_with_one_line(folder, tmp_path, model, capsys):
     assert str(tmp_path / "none") in refused("translate", ["--model", tmp_path / "none", "--input", good], capsys)
     no_device = ["--model", folder, "--input", good, "--device", "abacus"]
     assert "device 'abacus' cannot be used" in refused("translate", no_device, capsys)
-    assert "beam=0 will not do" in refused("translate", ["--model", folder, "--input", good, "--beam", "0"], capsys)
-    assert "alpha=-1.0 will not do" in refused("translate", ["--model", folder, "--input", good, "--alpha", "-1"], capsys)
+    assert "beam=0 is invalid" in refused("translate", ["--model", folder, "--input", good, "--beam", "0"], capsys)
+    assert "alpha=-1.0 is invalid" in refused("translate", ["--model", folder, "--input", good, "--alpha", "-1"], capsys)
     save_checkpoint(tmp_path / "bare", model)
     assert "bare holds no tokenizer" in refused("translate", ["--model", tmp_path / "bare", "--input", good], capsys)
 

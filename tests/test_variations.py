@@ -360,7 +360,7 @@ def test_the_result_of_another_run_is_not_taken(few, tmp_path):
 def test_unknown_rows_workers_and_devices_are_refused(few, tmp_path):
     with pytest.raises(ValueError, match="no row F: there are base, A-h1"):
         sweep(few, tmp_path, tmp_path, "toy", ["base", "F"], sentences=3)
-    with pytest.raises(ValueError, match="workers=0 will not do"):
+    with pytest.raises(ValueError, match="workers=0 is invalid"):
         runs.devices_for("cpu", 0)
     assert runs.devices_for("cpu") == ["cpu", "cpu"] and runs.devices_for("cpu", 3) == ["cpu"] * 3
 
