@@ -154,7 +154,8 @@ class QuickAttention(PreparedPart, DotProductAttention):
         dropout = self.dropout if self.training else 0.0
         short = key.size(-2) <= (1024 if query.dtype == torch.bfloat16 else 256)
         if not (self.training and query.device.type == "cpu" and short):
-            return F.scaled_dot_product_attention(query, key, value, mask, dropout), None
+            given = (None, dropout, True) if hasattr(mask, "causal_alone") else (mask, dropout)
+            return F.scaled_dot_product_attention(query, key, value, *given), None
         scores = (query / math.sqrt(key.size(-1))) @ key.transpose(-2, -1)
         weights = lean_softmax(scores, mask)
         return (F.dropout(weights, dropout) if dropout else weights) @ value, None
@@ -165,6 +166,18 @@ def lean_mask(mask: Mask) -> Mask:
     if mask is None or surely_all(mask):
         return None
     return mask[:1] if surely_all(mask == mask[:1]) else mask
+
+
+def only_causal(mask: Bool[Tensor, "*#heads m m"]) -> Bool[Tensor, "m m"]:
+    """The causal mask alone, marked as `causal_alone`; for a mask with padding behind the words.
+
+    Only padding then sees padding. RuntimeError, on a GPU some operations later, for other masks.
+    """
+    real, causal = mask[..., -1:, :], torch.ones_like(mask[(0,) * (mask.ndim - 2)]).tril()
+    fits = (mask == causal & real).all() & (real[..., 1:] <= real[..., :-1]).all()
+    torch._assert_async(fits, "mask is not causal with padding behind: undo(model) takes any")
+    causal.causal_alone = True
+    return causal
 
 # %% ../notebooks/24_fast.ipynb #5a3c1e77
 def rounded_weights(layer):
@@ -208,7 +221,8 @@ class LeanDecoder(PreparedPart, Decoder):
 
     def forward(self, x: _Y, memory: _X, mask: _Past = None, memory_mask: _Across = None) -> _Y:
         """As `Decoder`."""
-        inputs = rounded(memory), lean_mask(mask), lean_mask(memory_mask)
+        lean = only_causal if self.training and mask is not None and mask.is_cuda else lean_mask
+        inputs = rounded(memory), lean(mask), lean_mask(memory_mask)
         for layer in self.layers:
             x = call_rounded(layer, x, *inputs)
         return self.norm(x)
@@ -253,14 +267,12 @@ class JoinedAttention(PreparedPart, MultiHeadAttention):
                     for one in layers)
         if query is not key or key is not value or not (plain and (low or keep)):
             return super().project(query, key, value)
-        if not keep:
-            joined = F.linear(query, torch.cat([layer.weight for layer in layers]))
-        else:
-            if self.joined is None:
-                self.joined = self.product(torch.cat([layer.weight.detach() for layer in layers]))
-            joined = self.joined(query)
-        widths = [layer.out_features for layer in layers]
-        return tuple(self.split(x) for x in joined.split(widths, dim=-1))
+        weights = [layer.weight for layer in layers]
+        if keep and self.joined is None:
+            self.joined = self.product(torch.cat(weights).detach())
+        joined = self.joined if keep else partial(F.linear, weight=torch.cat(weights))
+        parts = joined(query).split([layer.out_features for layer in layers], dim=-1)
+        return tuple(map(self.split, parts))
 
 # %% ../notebooks/24_fast.ipynb #e20c7989
 class SixteenBitDropout(PreparedPart, nn.Dropout):
@@ -319,12 +331,12 @@ def largest(x: Float[Tensor, "rows types"], k=1, block=256) -> _Found:
     return values, chosen.gather(1, at)
 
 # %% ../notebooks/24_fast.ipynb #626be204
-def most_probable_of(logits: Float[Tensor, "rows types"], k, precision) -> _Found:
+def most_probable_of(logits: Float[Tensor, "rows types"], k) -> _Found:
     """The k largest log-probabilities of each row and their ids, a few rows at a time (6.1)."""
     few = len(logits) if logits.is_cuda else max(1, (1 << 19) // logits.size(1))
     found = []
     for part in logits.split(few):
-        log_p = part.log_softmax(dim=1, dtype=precision)
+        log_p = part.log_softmax(dim=1, dtype=torch.promote_types(part.dtype, torch.float32))
         log_p[:, [PAD, BEGIN]] = -math.inf
         found.append(largest(log_p, k))
     return tuple(torch.cat(parts) for parts in zip(*found, strict=True))
@@ -446,23 +458,20 @@ class ShortNorm(PreparedPart, nn.LayerNorm):
         return F.layer_norm(x.bfloat16(), self.normalized_shape, *self.short, self.eps)
 
 # %% ../notebooks/24_fast.ipynb #ef49401c
-_Rows = Float[Tensor, "types d_model"]
-
-
 class RoughLook:
     """Finds the largest of W h from bfloat16 bounds and a few exact products, if it can be sure.
 
     weight: W, float32. A beam needs the sum over all logits and cannot use it.
     """
 
-    def __init__(self, weight: _Rows):
+    def __init__(self, weight: _Matrix):
         short = weight.bfloat16()
         self.weight, self.product = weight, PackedProduct(short)
         norms = torch.stack([weight.norm(dim=1), (weight - short).norm(dim=1)])  # |w|, |w - ŵ|
         self.norms = 1.01 * norms  # (2, types), and a little
 
     @staticmethod
-    def pays(weight: _Rows):
+    def pays(weight: _Matrix):
         """Whether it saves time: the processor multiplies bfloat16, W is larger than its caches."""
         knows = getattr(torch.cpu, "get_capabilities", dict)()  # older versions do not tell
         native = PackedProduct.works(weight[:1].bfloat16()) and knows.get("avx512_bf16", False)
@@ -514,8 +523,7 @@ def _likeliest(embedding, hidden):
 # %% ../notebooks/24_fast.ipynb #f9482571
 @most_probable.register(PackedEmbedding)
 def _most_probable(embedding, hidden, k):
-    precision = torch.promote_types(hidden.dtype, torch.float32)
-    return most_probable_of(embedding.logits(hidden), k, precision)
+    return most_probable_of(embedding.logits(hidden), k)
 
 # %% ../notebooks/24_fast.ipynb #28f73983
 class StepDecoder(LeanDecoder):
@@ -593,8 +601,7 @@ def prepare(model, purpose, precision="fp32", rows=32, score=None):
         if value not in words:
             raise ValueError(f"{name}={value!r} is unknown: give {' or '.join(map(repr, words))}")
     if precision == "int8" and device != "cpu":
-        raise ValueError("precision='int8' is for the CPU, and the model is on "
-                         f"{device}: give 'bf16'")
+        raise ValueError(f"precision='int8' is for the CPU, the model is on {device}: give 'bf16'")
     if precision == "auto":
         precision = "fp32" if device != "cpu" else quickest(
             model, rows, lambda one: prepare(model, purpose, one, rows), score)

@@ -72,6 +72,8 @@ def test_a_step_of_the_base_model_launches_no_more_than_it_may(traces):
     trace = traces[LARGE]
     assert trace["launches"][-1] <= BUDGET["launches of the base model"], trace["operations"]
     assert trace["operations"]["_fused_adam_"] == 1 and sum(trace["operations"].values()) == trace["launches"][-1]
+    flash = "_scaled_dot_product_flash_attention"  # in the decoder, where the causal mask is enough; the others hide padding
+    assert trace["operations"][flash] == trace["operations"][f"{flash}_backward"] == 6
     assert trace["operations"]["native_layer_norm"] == 6 * 2 + 6 * 3  # each is seen, forward and backward
     assert trace["operations"]["native_layer_norm_backward"] == 6 * 2 + 6 * 3
 

@@ -55,6 +55,7 @@ from annotated.fast import (
     lean_mask,
     lean_softmax,
     most_probable_of,
+    only_causal,
     prepare,
     product,
     surely_all,
@@ -179,6 +180,50 @@ def test_nothing_is_assumed_of_masks_that_lie_elsewhere():
     assert lean_mask(None) is None and surely_all(torch.ones(2, dtype=torch.bool))
     there = torch.ones(2, 1, 1, 3, dtype=torch.bool, device="meta")
     assert not surely_all(there) and lean_mask(there) is there
+
+
+def words_then_padding(mask):
+    """Whether a mask is the causal one with the end of each sentence hidden, looked for among all lengths."""
+    causal = torch.ones(mask.shape[-2:], dtype=torch.bool).tril()
+    ends = [torch.arange(len(causal)) < length for length in range(len(causal) + 1)]
+    return all(any(torch.equal(one, causal & end) for end in ends) for one in mask.flatten(0, -3))
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=3), st.integers(1, 4), st.lists(st.integers(0, 10**6), max_size=2))
+def test_only_a_causal_mask_with_padding_behind_passes_as_causal_alone(lengths, m, changed):
+    mask = causal_mask(m) & (torch.arange(m) < torch.tensor(lengths)[:, None, None, None])
+    for place in changed:
+        mask.view(-1)[place % mask.numel()] ^= True
+    if words_then_padding(mask):
+        assert torch.equal(only_causal(mask), causal_mask(m)) and only_causal(mask).causal_alone
+        assert len(mask) > 1 or torch.equal(only_causal(mask[0, 0]), causal_mask(m)), "one matrix for all"
+    else:
+        with pytest.raises(RuntimeError, match="mask is not causal with padding behind: undo"):
+            only_causal(mask)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_the_causal_mask_alone_changes_no_word_and_no_gradient(training, monkeypatch):
+    """What padding sees is another matter, and nobody asks. In training the formula is spelled out, as page 01 has it."""
+    causals, own = [], F.scaled_dot_product_attention
+    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **k: causals.append(a[3] is None) or own(*a, **k))
+    model, found = prepare(tiny(dropout=0.0), "train").train(training), []
+    memory, memory_mask = model.encode(SOURCE)
+    x, words = model.embedding(TARGET).detach().requires_grad_(), TARGET != PAD
+    mask = causal_mask(TARGET.size(1)) & words[:, None, None]
+    for given_mask in (mask, only_causal(mask)):
+        hidden = model.decoder(x, memory, given_mask, memory_mask)[words]
+        found.append((hidden, *gradients(hidden, x, *model.decoder.parameters())))
+    assert all(near(one, other) for one, other in zip(*found, strict=True))
+    assert not words.all() and causals == ([] if training else [False] * 2 + [False] * 4 + [True, False] * 2)
+
+
+def test_compiled_attention_asks_every_mask_whether_it_is_causal_alone(unenforced):
+    layer, (q, k, v) = QuickAttention(DotProductAttention()).eval(), torch.randn(3, 1, 2, 5, 4)
+    compiled = torch.compile(lambda mask: layer(q, k, v, mask)[0], backend="eager", fullgraph=True)
+    for mask in (causal_mask(5) & False, only_causal(causal_mask(5)), causal_mask(5), only_causal(causal_mask(5))):
+        assert near(compiled(mask), layer(q, k, v, mask)[0], 1e-6)
 
 
 @pytest.mark.parametrize("norm_first", [False, True])
@@ -474,7 +519,7 @@ def test_the_most_probable_are_those_of_the_softmax(rows, types, dtype, k, sprea
         rows = 5
     logits = (torch.randn(rows, types, generator=torch.Generator().manual_seed(seed)) * spread).to(dtype)
     kind, given_logits = torch.promote_types(dtype, torch.float32), logits.clone()
-    log_p, ids = most_probable_of(logits, k, kind)
+    log_p, ids = most_probable_of(logits, k)
     expected = logits.double() - logits.double().logsumexp(dim=1, keepdim=True)
     expected[:, [PAD, BEGIN]] = -torch.inf
     assert log_p.shape == ids.shape == (rows, k) and log_p.dtype == kind and torch.equal(logits, given_logits)
@@ -892,7 +937,7 @@ def test_unknown_words_are_refused_and_change_nothing():
     with pytest.raises(ValueError, match="precision='fp8' is unknown: give 'fp32' or 'bf16' or 'int8'"):
         prepare(model, "translate", "fp8")
     assert list(model.modules()) == before
-    with pytest.raises(ValueError, match="'int8' is for the CPU, and the model is on meta: give 'bf16'"):
+    with pytest.raises(ValueError, match="'int8' is for the CPU, the model is on meta: give 'bf16'"):
         prepare(copy.deepcopy(model).to("meta"), "translate", "int8")
 
 
