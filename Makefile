@@ -110,6 +110,9 @@ two-processes: setup  ## one process and two train the same models to the same s
 padding: setup  ## shares of padding in Multi30k, for page 13 (a minute)
 	$(PYTHON) experiments/padding.py multi30k results/padding.json
 
+precision: setup  ## translations in each precision by the model of `make multi30k-record`, for page 24 (a few minutes on 1 core)
+	$(PYTHON) experiments/precision.py _build/multi30k_record/data results/precision.json _build/multi30k_record/published.seed0-checkpoints/step-*
+
 parse-gum: setup  ## train and score a constituency parser on the treebank GUM (about 40 minutes on 1 core)
 	bash experiments/treebanks.sh gum
 
@@ -122,4 +125,4 @@ wmt: setup  ## the full WMT14 run of page 23 on this machine's GPUs (WMT_SIZE=ba
 gpu-check: setup  ## ten minutes on this machine's GPUs before a run costs money: _build/gpu_check/report.txt (CHECK="--device cpu": a tiny model)
 	$(PYTHON) tools/gpu_check.py $(CHECK)
 
-.PHONY: help setup book site test test-site axe test-long results toy lint lab sync export bench multi30k multi30k-record newstest variations variations-toy lengths since long-inputs padding parse-gum parse-craft wmt gpu-check two-processes
+.PHONY: help setup book site test test-site axe test-long results toy lint lab sync export bench multi30k multi30k-record newstest variations variations-toy lengths since long-inputs padding precision parse-gum parse-craft wmt gpu-check two-processes

@@ -9,9 +9,7 @@ __all__ = ['PreparedPart', 'ChunkedLoss', 'keep_memory', 'give_memory_back', 'un
 # %% ../notebooks/24_fast.ipynb #d25ae014
 import math
 import os
-import timeit
-import warnings
-from functools import cache, partial
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float, Int, Num
@@ -27,6 +25,7 @@ from .files import c_library, use_large_pages
 from .multi_head import MultiHeadAttention
 from .native import NativeSteps, consists_of, one_call_ways, quickest
 from .positional import LearnedPositionalEmbedding, PositionalEncoding, sinusoidal_encoding
+from .products import PackedProduct, in_turns, product
 from .regularization import LabelSmoothingLoss
 from .stacks import Decoder, DecoderLayer, Encoder, ResidualConnection
 from .tokens import BEGIN, PAD
@@ -341,92 +340,6 @@ def most_probable_of(logits: Float[Tensor, "rows types"], k) -> _Found:
         found.append(largest(log_p, k))
     return tuple(torch.cat(parts) for parts in zip(*found, strict=True))
 
-# %% ../notebooks/24_fast.ipynb #acbd61f3
-_Matrix, _Offset = Float[Tensor, "out in"], Float[Tensor, " out"] | None
-_In, _Out = Float[Tensor, "*batch in"], Float[Tensor, "*batch out"]
-
-
-class PackedProduct:
-    """x W + b with W laid out once as oneDNN reads it, in float32 or bfloat16."""
-
-    def __init__(self, weight: _Matrix, bias: _Offset = None):
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
-        self.weight, self.bias = packed, bias
-
-    @staticmethod
-    def works(weight: Float[Tensor, "..."]):
-        """Whether this machine can do that for weights of this type and place."""
-        there = weight.device.type == "cpu" and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
-        if weight.dtype == torch.bfloat16:
-            return there and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-        return there and weight.dtype == torch.float32
-
-    def __call__(self, x: _In, bias: _Offset = None) -> _Out:
-        """bias: in place of its own."""
-        bias = self.bias if bias is None else bias
-        return torch.ops.mkldnn._linear_pointwise(x, self.weight, bias, "none", [], "")
-
-    def __deepcopy__(self, memo):
-        return self  # it never changes, and PyTorch cannot copy such a layout
-
-# %% ../notebooks/24_fast.ipynb #c464bbc4
-class Int8Product:
-    """x W + b with W of 8 bits, a scale for each output; rows: about how many x has."""
-
-    def __init__(self, weight: _Matrix, bias: _Offset = None, rows=32):
-        weight = weight.float()
-        self.scale = (weight.abs().amax(dim=1) / 127).clamp(min=1e-30)  # (out,)
-        self.rounded = (weight / self.scale.unsqueeze(1)).round()  # (out, in), from -127 to 127
-        self.bias = None if bias is None else bias.float()
-        self.packed = _quantized(self.rounded, self.scale, self.bias, rows)
-
-    @classmethod
-    @cache
-    def full_range(cls):
-        """Whether sums of the largest products come out right, so that x may have all 8 bits."""
-        whole = torch.full((64, 64), 127.0)
-        outs = [torch.ops.quantized.linear_dynamic(torch.full((4, 64), 255.0), one.packed, False)
-                for one in (cls(whole, rows=1), cls(whole, rows=32))]
-        return all(bool((out == 64 * 255 * 127).all()) for out in outs)
-
-    def __call__(self, x: _In) -> _Out:
-        """Computed with float32 around the 8 bits."""
-        if self.packed is None:
-            weight = self.rounded * self.scale.unsqueeze(1)
-            return F.linear(x.float(), weight, self.bias).to(x.dtype)
-        y = torch.ops.quantized.linear_dynamic(x.float(), self.packed, not self.full_range())
-        return y.to(x.dtype)
-
-    def __deepcopy__(self, memo):
-        return self  # it never changes
-
-# %% ../notebooks/24_fast.ipynb #fba197ac
-def _quantized(rounded, scale, bias, rows):
-    """The weights as one of PyTorch's engines keeps them, or None where there is no engine."""
-    wanted = ("fbgemm", "onednn") if rows < 16 else ("onednn", "fbgemm")
-    before, there = torch.backends.quantized.engine, torch.backends.quantized.supported_engines
-    try:
-        torch.backends.quantized.engine = next(engine for engine in wanted if engine in there)
-        with warnings.catch_warnings(action="ignore"):  # that later versions do it in another way
-            zeros, weight = torch.zeros(len(scale), dtype=torch.int64), rounded * scale.unsqueeze(1)
-            whole = torch.quantize_per_channel(weight, scale.double(), zeros, 0, torch.qint8)
-            return torch.ops.quantized.linear_prepack(whole, bias)
-    except (StopIteration, AttributeError, RuntimeError):
-        return None
-    finally:
-        torch.backends.quantized.engine = before
-
-# %% ../notebooks/24_fast.ipynb #564d357c
-def product(weight: _Matrix, bias: _Offset = None, precision="fp32", rows=32):
-    """The quickest x W + b of this precision here: a function of x, of any type."""
-    if precision == "int8":
-        return Int8Product(weight, bias, rows)
-    if precision == "bf16":
-        weight, bias = weight.bfloat16(), None if bias is None else bias.bfloat16()
-    dtype, packs = weight.dtype, PackedProduct.works(weight)
-    multiply = PackedProduct(weight, bias) if packs else partial(F.linear, weight=weight, bias=bias)
-    return lambda x: multiply(x.to(dtype))  # parts from outside may hand on other types
-
 # %% ../notebooks/24_fast.ipynb #d3fe4a6a
 class PackedLinear(PreparedPart, nn.Linear):
     """A linear layer whose weights are laid out once, for a model that only translates."""
@@ -435,10 +348,11 @@ class PackedLinear(PreparedPart, nn.Linear):
         super().__init__(plain)
         bias = None if plain.bias is None else plain.bias.detach()
         self.product = product(plain.weight.detach(), bias, precision, rows)
+        self.dtype = torch.bfloat16 if precision == "bf16" else plain.weight.dtype
 
-    def forward(self, x: _In) -> _Out:
+    def forward(self, x: Float[Tensor, "*batch in"]) -> Float[Tensor, "*batch out"]:
         """As `nn.Linear`."""
-        return super().forward(x) if self.training else self.product(x)
+        return super().forward(x) if self.training else self.product(x).to(self.dtype)
 
 # %% ../notebooks/24_fast.ipynb #554e233b
 _Wide = Float[Tensor, "*batch d_model"]
@@ -464,14 +378,14 @@ class RoughLook:
     weight: W, float32. A beam needs the sum over all logits and cannot use it.
     """
 
-    def __init__(self, weight: _Matrix):
+    def __init__(self, weight: Float[Tensor, "types d_model"]):
         short = weight.bfloat16()
         self.weight, self.product = weight, PackedProduct(short)
         norms = torch.stack([weight.norm(dim=1), (weight - short).norm(dim=1)])  # |w|, |w - ŵ|
         self.norms = 1.01 * norms  # (2, types), and a little
 
     @staticmethod
-    def pays(weight: _Matrix):
+    def pays(weight: Float[Tensor, "types d_model"]):
         """Whether it saves time: the processor multiplies bfloat16, W is larger than its caches."""
         knows = getattr(torch.cpu, "get_capabilities", dict)()  # older versions do not tell
         native = PackedProduct.works(weight[:1].bfloat16()) and knows.get("avx512_bf16", False)
@@ -548,18 +462,25 @@ def _stepwise(decoder, model, source, capacity):
 
 # %% ../notebooks/24_fast.ipynb #c54e18df
 def choose(model, precision, rows):
-    """Give a prepared model the quickest step and logits for so many rows, as measured here."""
-    decoder, embedding, timers = model.decoder, model.embedding, {}
-    ways = {f"{precision}, page 18": (None, embedding.product), **one_call_ways(model, precision)}
+    """Give a prepared model the quickest step for so many rows, as measured here."""
+    decoder, embedding, steps = model.decoder, model.embedding, {}
+    ways = {f"{precision}, page 18": None, **one_call_ways(model, precision)}
     token, calls = torch.ones(rows, 1, dtype=torch.int64), min(5, model.config.max_length)
     with evaluating(model):
-        for way, (decoder.native, logits) in ways.items():
+        for way, decoder.native in ways.items():
             step = stepwise(decoder, model, token, calls).step
-            timers[way] = timeit.Timer(lambda step=step, of=logits: of(step(token)[:, -1]))
-        rounds = [[one.timeit(1) for one in timers.values()] for _ in range(calls)]  # in turns
-    decoder.seconds = dict(zip(ways, map(min, zip(*rounds, strict=True)), strict=True))
+            steps[way] = lambda step=step: embedding.product(step(token)[:, -1])
+        decoder.seconds = in_turns(steps, calls)
     decoder.chosen = min(ways, key=decoder.seconds.get)
-    decoder.native, embedding.product = ways[decoder.chosen]
+    decoder.native = ways[decoder.chosen]
+
+# %% ../notebooks/24_fast.ipynb #5c1d77ab
+def with_products(precision, rows):
+    """The parts of a model that translates whose x has so many rows, {class: its replacement}."""
+    options = {"precision": precision, "rows": rows}
+    return {MultiHeadAttention: partial(JoinedAttention, product=partial(product, **options)),
+            nn.Linear: partial(PackedLinear, **options),
+            TokenEmbedding: partial(PackedEmbedding, **options)}
 
 # %% ../notebooks/24_fast.ipynb #d53aa330
 def _replace(module, kinds):
@@ -587,8 +508,8 @@ def prepare(model, purpose, precision="fp32", rows=32, score=None):
     "train": attention spelled out where the fused function has a slow backward pass, one product
     for Q, K, V in bfloat16, masks only where needed, weights rounded at once, dropout from 16 bits.
     "translate" (in eval mode; weights that change later need another prepare): the fused function,
-    products with weights laid out once in `precision`, "fp32" (as trained), "bf16" or "int8"; steps
-    in one call where that is quickest for `rows`, about how many sentences times hypotheses a step
+    each product the quickest way in `precision`, "fp32" (as trained), "bf16" or "int8"; steps in
+    one call where that is quickest for `rows`, about how many sentences times hypotheses a step
     has (`model.decoder.chosen`). "auto" takes the precision whose step is quickest, measured once
     for each machine and configuration (fp32 on a GPU); with `score`, a function of a model such as
     its BLEU on held-out sentences, of those that lose at most 0.3 of it against fp32.
@@ -610,12 +531,12 @@ def prepare(model, purpose, precision="fp32", rows=32, score=None):
     if purpose == "train":
         kinds |= {MultiHeadAttention: JoinedAttention, nn.Dropout: SixteenBitDropout}
     else:
-        options = {"precision": precision, "rows": rows}
-        kinds |= {MultiHeadAttention: partial(JoinedAttention, product=partial(product, **options)),
-                  nn.Linear: partial(PackedLinear, **options), Decoder: StepDecoder,
-                  TokenEmbedding: partial(PackedEmbedding, **options)}
-        kinds |= {nn.LayerNorm: ShortNorm} if precision == "bf16" else {}
-    _replace(undo(model), kinds)
+        kinds |= {Decoder: StepDecoder} | ({nn.LayerNorm: ShortNorm} if precision == "bf16" else {})
+    undo(model)
+    for part in list(model.modules()) if purpose == "translate" else ():
+        if isinstance(part, Encoder):  # whose rows are the words of all sentences
+            _replace(part, with_products(precision, 32 * rows))
+    _replace(model, kinds if purpose == "train" else kinds | with_products(precision, rows))
     if isinstance(model, Transformer) and purpose == "translate" and consists_of(model, _KNOWN):
         choose(model, precision, rows)
     return model

@@ -31,7 +31,7 @@ typedef float number, weight, sum; enum {GROUP = 1};
 #endif
 #ifdef __AVX512F__
 #include <immintrin.h>
-enum {VECTOR = 16, ROWS = 4, WIDE = 32, VECTORS = WIDE / VECTOR};
+enum {VECTOR = 16, ROWS = 8, WIDE = 32, VECTORS = WIDE / VECTOR};
 #else
 enum {VECTOR = 8, ROWS = 2, WIDE = 32, VECTORS = WIDE / VECTOR};
 #endif
@@ -127,14 +127,14 @@ static void product(const Step *s, const Matrix *m, int64_t rows, float *y, int 
   int64_t groups = (m->in + GROUP - 1) / GROUP, stride = groups * GROUP;
 #pragma omp for
   for (int64_t o = 0; o < m->out; o += WIDE)
-    for (int64_t r = 0; r < rows; r += ROWS) {
+    for (int64_t r = 0, some; r < rows; r += some) {
       sum found[ROWS * WIDE];
       const weight *w = m->weights + o * stride;
       const number *x = s->numbers + r * stride;
-      int some = rows - r < ROWS ? rows - r : ROWS;
+      some = rows - r < ROWS / 2 ? 1 : rows - r < ROWS ? ROWS / 2 : ROWS;
       if (some == ROWS) tile(ROWS, w, groups, x, stride, found);
-      else for (int i = 0; i < some; i++)
-        tile(1, w, groups, x + i * stride, stride, found + i * WIDE);
+      else if (some == 1) tile(1, w, groups, x, stride, found);
+      else tile(ROWS / 2, w, groups, x, stride, found);
       for (int i = 0; i < some; i++) {
         float value[WIDE];
         for (int j = 0; j < WIDE; j++) {
@@ -369,28 +369,28 @@ class NativeWeights:
 
 # %% ../notebooks/85_native.ipynb #71b8a62a
 class NativeProduct(NativeWeights):
-    """x W in C."""
+    """x W + b in C."""
 
-    def __init__(self, weight: Float[Tensor, "out in"], bits, threads=1):
+    def __init__(self, weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"] | None = None,
+                 bits=32, threads=1):
         super().__init__(bits, threads)
-        self.weight = self.matrix(weight)
+        self.weight = self.matrix(weight, bias)
 
     def __call__(self, x: Float[Tensor, "*rows in"]) -> Float[Tensor, "*rows out"]:
-        """In float32. ValueError for what the C code could not read."""
+        """Summed in float32, returned as x. ValueError for what the C code could not read."""
         width, out = self.weight.in_, self.weight.out
         if x.shape[-1] != width or x.device.type != "cpu":
             raise ValueError(f"x has shape {tuple(x.shape)} and lies on {x.device}: give (…, "
                              f"{width}) on the CPU, or prepare the model again where it is")
-        x, y = x.float().contiguous(), torch.empty(*x.shape[:-1], out)
+        dtype, x, y = x.dtype, x.float().contiguous(), torch.empty(*x.shape[:-1], out)
         rows = y.numel() // out
-        scales, zeros = torch.empty(rows), torch.empty(rows, dtype=torch.int32)
-        numbers = torch.empty(rows, width + 4)
+        scales, zeros, numbers = (torch.empty(rows, size) for size in (1, 1, width + 4))
         step = _Step(scales=scales.data_ptr(), zeros=zeros.data_ptr(), numbers=numbers.data_ptr(),
                      threads=min(self.threads, torch.get_num_threads()))
         self.code.many_products(ctypes.byref(step), ctypes.byref(self.weight),
                                 ctypes.c_int64(rows), ctypes.c_void_p(x.data_ptr()),
                                 ctypes.c_void_p(y.data_ptr()))
-        return y
+        return y.to(dtype)
 
 
 class NativeDecoder(NativeWeights):
@@ -403,15 +403,21 @@ class NativeDecoder(NativeWeights):
         self.last = self.norm(decoder.norm) if self.norm_first else _Norm()
 
 
+_BITS = {"fp32": 32, "bf16": 16, "int8": 8}
+
+
+def ways_in_c(precision):
+    """{in words: (bits, threads)} of what C can compute in this precision here."""
+    bits = _BITS[precision]
+    return {f"{precision}, C, {n} thread(s)": (bits, n)
+            for n in sorted({1, torch.get_num_threads()}) if library(bits) is not None}
+
+
 def one_call_ways(model, precision):
-    """Steps and logits in C, {in words: (decoder, product)}; empty where C cannot compute them."""
-    bits = {"fp32": 32, "bf16": 16, "int8": 8}[precision]
-    if library(bits) is None or not regular(model):
-        return {}
-    product = NativeProduct(model.embedding.weight, bits)
-    decoder = NativeDecoder(model.decoder, bits)
-    return {f"{precision}, C, {n} thread(s)": (decoder.with_threads(n), product.with_threads(n))
-            for n in sorted({1, torch.get_num_threads()})}
+    """Steps in C, {in words: decoder}; empty where C cannot compute them."""
+    ways = ways_in_c(precision) if regular(model) else {}
+    decoder = NativeDecoder(model.decoder, _BITS[precision]) if ways else None
+    return {name: decoder.with_threads(threads) for name, (_, threads) in ways.items()}
 
 
 def quickest(model, rows, prepared, score=None):

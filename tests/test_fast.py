@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from annotated import fast, files, native
+from annotated import fast, files, native, products
 from annotated.attention import DotProductAttention, masked_softmax
 from annotated.batches import pad
 from annotated.checkpoints import save_checkpoint
@@ -37,14 +37,12 @@ from annotated.decoding import (
 from annotated.embeddings import TokenEmbedding
 from annotated.fast import (
     ChunkedLoss,
-    Int8Product,
     JoinedAttention,
     KeptPositions,
     LeanDecoder,
     LeanEncoder,
     PackedEmbedding,
     PackedLinear,
-    PackedProduct,
     PreparedPart,
     QuickAttention,
     RoughLook,
@@ -57,7 +55,6 @@ from annotated.fast import (
     most_probable_of,
     only_causal,
     prepare,
-    product,
     surely_all,
     undo,
 )
@@ -65,6 +62,7 @@ from annotated.feed_forward import PositionwiseFeedForward
 from annotated.masking import causal_mask
 from annotated.multi_head import MultiHeadAttention, record_attention
 from annotated.positional import PositionalEncoding, sinusoidal_encoding
+from annotated.products import Int8Product, PackedProduct, product
 from annotated.regularization import LabelSmoothingLoss
 from annotated.stacks import Decoder, Encoder
 from annotated.tokens import BEGIN, END, PAD, WordTokenizer
@@ -537,36 +535,6 @@ def test_the_largest_are_found_without_a_look_at_every_place(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "topk", lambda x, k: (seen.append(x.size(1)), topk(x, k))[1])
     largest(torch.randn(2, 37_000), 4)
     assert max(seen) < 2000
-
-
-@pytest.mark.parametrize("dtype, bound", [(torch.float32, 1e-6), (torch.bfloat16, 0.01)])
-@pytest.mark.parametrize("rows", [1, 5, 40])
-def test_a_packed_product_is_the_plain_one(dtype, bound, rows):
-    torch.manual_seed(rows)
-    layer, x = torch.nn.Linear(48, 37), torch.randn(rows, 2, 48)
-    if not PackedProduct.works(x.to(dtype)):
-        pytest.skip("this machine packs no such weights")
-    with torch.no_grad():
-        ours, expected = PackedProduct(layer.weight.to(dtype), layer.bias.to(dtype))(x.to(dtype)), layer(x)
-    assert ours.dtype == dtype and (ours.float() - expected).norm() <= bound * expected.norm()
-
-
-@pytest.mark.parametrize("rows", [1, 32])
-@pytest.mark.parametrize("engine", [True, False])
-def test_weights_of_8_bits_are_rounded_row_by_row(rows, engine, monkeypatch):
-    if not engine:
-        monkeypatch.setattr(fast, "_quantized", lambda *_: None)
-    torch.manual_seed(0)
-    weight, bias = torch.randn(37, 48) * torch.logspace(-3, 3, 37).unsqueeze(1), torch.randn(37)
-    layer = Int8Product(weight, bias, rows)
-    assert (layer.packed is not None) == (engine and bool({"fbgemm", "onednn"} & set(torch.backends.quantized.supported_engines)))
-    scale = weight.abs().amax(dim=1) / 127
-    expected = ((weight / scale.unsqueeze(1)).round() * scale.unsqueeze(1)).T  # what an input of ones and zeros reads off
-    assert torch.allclose(layer(torch.eye(48)) - bias, expected, rtol=2e-3, atol=1e-4)
-    x = torch.randn(9, 3, 48)
-    plain = torch.nn.functional.linear(x, weight, bias)
-    off = (layer(x) - plain).flatten(0, 1).norm(dim=0) / plain.flatten(0, 1).norm(dim=0)
-    assert off.max() < 0.03, "a small row is rounded as finely as a large one"
 
 
 rough_products = pytest.mark.skipif(not PackedProduct.works(torch.zeros(1, 1, dtype=torch.bfloat16)), reason="no packed bf16 weights here")
@@ -1415,7 +1383,7 @@ def in_one_call(model, precision, threads=1):
     """The prepared model, whose steps are computed in C whatever is quickest."""
     prepare(model, "translate", precision)
     model.decoder.native = native.NativeDecoder(model.decoder, BITS[precision], threads)
-    model.embedding.product = native.NativeProduct(model.embedding.weight, BITS[precision], threads)
+    model.embedding.product = native.NativeProduct(model.embedding.weight, bits=BITS[precision], threads=threads)
     return model
 
 
@@ -1596,7 +1564,7 @@ def test_the_quickest_way_is_taken(monkeypatch):
     assert (model.decoder.native is None) == (model.decoder.chosen == "fp32, page 18")
     for times, chosen in (([9.0, 1.0, 5.0], "fp32, C, 1 thread(s)"), ([1.0, 9.0, 9.0], "fp32, page 18")):
         quick = itertools.cycle(times[: 1 + len({1, torch.get_num_threads()})])  # the ways take turns
-        monkeypatch.setattr(fast.timeit.Timer, "timeit", lambda *_, quick=quick: next(quick))
+        monkeypatch.setattr(products.timeit.Timer, "timeit", lambda *_, quick=quick: next(quick))
         assert prepare(model, "translate", rows=2).decoder.chosen == chosen
 
 
@@ -1618,7 +1586,8 @@ def test_the_quickest_precision_is_measured_once(monkeypatch, tmp_path):
     assert kept == [2, 3]
     times["int8"] = 1.0
     other = tiny(301).float()
-    assert type(prepare(other, "translate", "auto", 2).decoder.layers[0].feed_forward.W_1.product) is fast.Int8Product
+    W_1 = prepare(other, "translate", "auto", 2).decoder.layers[0].feed_forward.W_1.product
+    assert type(W_1) is Int8Product or W_1.bits == 8
     monkeypatch.setattr(native, "library", lambda bits: None)
     asked.clear()
     prepare(other, "translate", "auto", 2)

@@ -15,16 +15,16 @@ compiler = pytest.mark.skipif(native.library(32) is None, reason="no C compiler 
 def test_a_product_in_c_is_that_of_pytorch(bits, bound, rows, width, out):
     torch.manual_seed(0)
     weight, x = torch.randn(out, width), torch.randn(rows, width)
-    found, expected = native.NativeProduct(weight, bits, threads=2)(x), F.linear(x, weight)
+    found, expected = native.NativeProduct(weight, bits=bits, threads=2)(x), F.linear(x, weight)
     assert found.shape == expected.shape and (found - expected).norm() <= bound * expected.norm() + 1e-12
-    assert torch.equal(native.NativeProduct(weight, bits)(x.view(1, rows, width))[0], found), "any leading axes, any threads"
+    assert torch.equal(native.NativeProduct(weight, bits=bits)(x.view(1, rows, width))[0], found), "any leading axes, any threads"
 
 
 @compiler
 def test_extreme_inputs_stay_within_8_bits():
     weight = torch.eye(32)
     for x in (torch.zeros(2, 32), torch.full((1, 32), 3.0), torch.full((1, 32), -3.0), torch.linspace(-1e4, 1e4, 32)[None]):
-        found = native.NativeProduct(weight, 8)(x)
+        found = native.NativeProduct(weight, bits=8)(x)
         assert (found - x).abs().max() <= (x.max().clamp(min=0) - x.min().clamp(max=0)) / 255 + 1e-6
 
 
@@ -34,15 +34,15 @@ def test_extreme_inputs_stay_within_8_bits():
 def test_a_row_or_an_output_that_is_not_finite_leaves_the_others_alone(bits, odd):
     torch.manual_seed(0)
     weight, x = torch.randn(40, 70), torch.randn(3, 70)
-    expected = native.NativeProduct(weight, bits)(x)
+    expected = native.NativeProduct(weight, bits=bits)(x)
     x[1], weight[7] = odd, odd
-    found = native.NativeProduct(weight, bits)(x)
+    found = native.NativeProduct(weight, bits=bits)(x)
     others = [i for i in range(40) if i != 7]
     assert torch.equal(found[[0, 2]][:, others], expected[[0, 2]][:, others])
 
 
 @compiler
 def test_weights_are_laid_out_once_for_all_threads():
-    one = native.NativeProduct(torch.randn(40, 70), 8)
+    one = native.NativeProduct(torch.randn(40, 70), bits=8)
     two = one.with_threads(2)
     assert (one.threads, two.threads) == (1, 2) and two.weight is one.weight and two.kept is one.kept

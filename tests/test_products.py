@@ -1,0 +1,117 @@
+"""Products laid out once: each way against PyTorch's own, and the choice among them."""
+
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from annotated import native, products
+from annotated.products import Int8Product, PackedProduct, in_turns, product, ways_to_multiply
+
+BOUNDS = {"fp32": 1e-6, "bf16": 0.01, "int8": 1 / 80}  # of what is added up; in int8 times the root of its length
+
+
+@pytest.fixture(autouse=True)
+def nothing_measured(monkeypatch):
+    monkeypatch.setattr(products, "_QUICKEST", {})
+
+
+@pytest.mark.parametrize("dtype, bound", [(torch.float32, 1e-6), (torch.bfloat16, 0.01)])
+@pytest.mark.parametrize("rows", [1, 5, 40])
+def test_a_packed_product_is_the_plain_one(dtype, bound, rows):
+    torch.manual_seed(rows)
+    layer, x = torch.nn.Linear(48, 37), torch.randn(rows, 2, 48)
+    if not PackedProduct.works(x.to(dtype)):
+        pytest.skip("this machine packs no such weights")
+    with torch.no_grad():
+        ours, expected = PackedProduct(layer.weight.to(dtype), layer.bias.to(dtype))(x), layer(x)
+    assert ours.dtype == dtype and (ours.float() - expected).norm() <= bound * expected.norm()
+
+
+@pytest.mark.parametrize("engine", ["fbgemm", "onednn", "no such engine"])
+def test_weights_of_8_bits_are_rounded_row_by_row(engine):
+    torch.manual_seed(0)
+    weight, bias = torch.randn(37, 48) * torch.logspace(-3, 3, 37).unsqueeze(1), torch.randn(37)
+    layer, before = Int8Product(weight, bias, engine), torch.backends.quantized.engine
+    assert (layer.packed is not None) == (engine in torch.backends.quantized.supported_engines)
+    assert torch.backends.quantized.engine == before
+    scale = weight.abs().amax(dim=1) / 127
+    expected = ((weight / scale.unsqueeze(1)).round() * scale.unsqueeze(1)).T  # what an input of ones and zeros reads off
+    assert torch.allclose(layer(torch.eye(48)) - bias, expected, rtol=2e-3, atol=1e-4)
+    x = torch.randn(9, 3, 48)
+    plain = F.linear(x, weight, bias)
+    off = (layer(x) - plain).flatten(0, 1).norm(dim=0) / plain.flatten(0, 1).norm(dim=0)
+    assert off.max() < 0.03, "a small row is rounded as finely as a large one"
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(1, 40), st.integers(1, 70), st.integers(1, 90), st.booleans(), st.sampled_from(list(BOUNDS)), st.integers(0, 99))
+def test_every_way_is_the_product(rows, wide, out, biased, precision, seed):
+    draw = torch.Generator().manual_seed(seed)
+    weight, x = torch.randn(out, wide, generator=draw), torch.randn(2, rows, wide, generator=draw)
+    bias = torch.randn(out, generator=draw) if biased else None
+    expected = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    size = x.norm(dim=-1).max().double() * weight.norm(dim=1) + (0 if bias is None else bias.abs())
+    size *= wide**0.5 if precision == "int8" else 1
+    low = torch.bfloat16 if precision == "bf16" else torch.float32
+    given = weight.to(low), None if bias is None else bias.to(low)
+    for name, way in ways_to_multiply(given[0], precision).items():
+        found = way(*given)(x)
+        assert found.shape == (2, rows, out) and ((found.double() - expected).abs() <= BOUNDS[precision] * size + 1e-6).all(), name
+
+
+@pytest.mark.parametrize("precision, kinds", [("fp32", {"plain"}), ("bf16", {"plain"}), ("int8", {"fbgemm", "onednn"})])
+def test_the_ways_are_those_of_the_machine(precision, kinds, monkeypatch):
+    weight = torch.randn(8, 4, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
+    packed = {"packed"} if precision != "int8" and PackedProduct.works(weight) else set()
+    in_c = {f"{precision}, C, {n} thread(s)" for n in {1, torch.get_num_threads()} if native.library(32) is not None}
+    assert set(ways_to_multiply(weight, precision)) == kinds | packed | in_c
+    monkeypatch.setattr(native, "library", lambda bits: None)
+    assert set(ways_to_multiply(weight, precision)) == kinds | packed
+    assert set(ways_to_multiply(torch.randn(8, 4, dtype=torch.float64), "fp32")) == {"plain"}
+    assert set(ways_to_multiply(torch.randn(8, 4, device="meta"), "fp32")) == {"plain"}
+
+
+def test_the_quickest_is_taken_and_measured_once_for_each_shape(monkeypatch):
+    measured, quickest = [], "plain"
+
+    def watch(ways):
+        measured.append({name: way.args[0].shape for name, way in ways.items()})
+        return {name: 1.0 + (name != quickest) for name in ways}
+
+    monkeypatch.setattr(products, "in_turns", watch)
+    weight, x = torch.randn(8, 4), torch.randn(3, 4)
+    for again in range(2):
+        found = product(weight + again, rows=3)
+        assert torch.equal(found(x), F.linear(x, weight + again)), "the choice is kept, not the weights"
+        assert len(measured) == 1 and set(measured[0]) == set(ways_to_multiply(weight, "fp32")) and set(measured[0].values()) == {(3, 4)}
+    others = ({"rows": 4}, {"bias": torch.zeros(8), "rows": 3}, {"precision": "bf16", "rows": 3}, {"precision": "int8", "rows": 3})
+    for count, other in enumerate(others, start=2):
+        product(weight, **other)
+        assert len(measured) == count
+    product(torch.randn(4, 8), rows=3)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
+    product(weight, rows=3)
+    assert len(measured) == 2 + len(others) + 1
+    for quickest in ways_to_multiply(weight, "int8"):
+        products._QUICKEST.clear()
+        kind = product(weight, precision="int8", rows=3)
+        assert type(kind) is (native.NativeProduct if "C" in quickest else Int8Product)
+        assert getattr(kind, "threads", None) == (int(quickest.split()[2]) if "C" in quickest else None)
+
+
+def test_bf16_gives_bf16_or_what_it_is_given():
+    weight, x = torch.randn(8, 4), torch.randn(3, 4)
+    for way in ways_to_multiply(weight.bfloat16(), "bf16").values():
+        assert way(weight.bfloat16())(x.bfloat16()).dtype == torch.bfloat16
+        assert way(weight.bfloat16())(x).dtype in (torch.bfloat16, torch.float32)
+
+
+def test_ways_take_turns_and_the_least_counts(monkeypatch):
+    called, times = [], iter([3.0, 5.0, 2.0, 7.0, 9.0, 1.0])
+    monkeypatch.setattr(products.timeit.Timer, "timeit", lambda self, number: (self.inner(iter([None]), lambda: 0.0), next(times))[1])
+    assert in_turns({name: partial(called.append, name) for name in "ab"}, rounds=3) == {"a": 2.0, "b": 1.0}
+    assert "".join(called) == "ababab"
