@@ -103,6 +103,16 @@ def test_the_quickest_is_taken_and_measured_once_for_each_shape(monkeypatch):
         assert getattr(kind, "threads", None) == (int(quickest.split()[2]) if "C" in quickest else None)
 
 
+def test_a_later_way_must_gain_a_tenth(monkeypatch):
+    weight = torch.randn(8, 4)
+    first, second = list(ways_to_multiply(weight, "int8"))[:2]
+    for gain, taken in ((1.05, first), (1.2, second)):
+        products._QUICKEST.clear()
+        monkeypatch.setattr(products, "in_turns", lambda ways, gain=gain: {name: {first: gain, second: 1.0}.get(name, 9.0) for name in ways})
+        product(weight, precision="int8")
+        assert list(products._QUICKEST.values()) == [taken]
+
+
 def test_bf16_gives_bf16_or_what_it_is_given():
     weight, x = torch.randn(8, 4), torch.randn(3, 4)
     for way in ways_to_multiply(weight.bfloat16(), "bf16").values():

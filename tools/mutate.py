@@ -174,7 +174,7 @@ MUTATIONS = [
     ("all rows of 8 bits share a scale", "products", "weight.abs().amax(dim=1) / 127",
      "weight.abs().amax().expand(len(weight)) / 127", "products"),
     ("what was quickest for other rows is taken", "products", "bias is None, rows, torch", "bias is None, torch", "products"),
-    ("the slowest product is taken", "products", "min(seconds, key=seconds.get)", "max(seconds, key=seconds.get)", "products"),
+    ("a product is taken that is not quick", "products", "if seconds[name] <= enough)", "if seconds[name] >= enough)", "products"),
     ("four rows at once are read as two", "native", "else tile(ROWS / 2, w,", "else tile(ROWS / 4, w,", "native"),
     ("the padding of the target is not asked for", "transformer", "target.device) & padding_mask(target, self.config.pad_id)",
      "target.device)", "transformer"),
