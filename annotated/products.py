@@ -102,16 +102,17 @@ def plain_product(weight: _Matrix, bias: _Offset = None):
 
 
 def ways_to_multiply(weight: _Matrix, precision):
-    """The products of this precision here, {in words: function of weight and bias}."""
+    """The products of this precision here, {in words: function of weight and bias}.
+
+    Those in C come first: their speed depends least on the number of rows.
+    """
+    in_c = weight.device.type == "cpu" and weight.dtype != torch.float64
+    ways = {name: partial(NativeProduct, bits=bits, threads=threads)
+            for name, (bits, threads) in (ways_in_c(precision) if in_c else {}).items()}
     if precision == "int8":
-        ways = {engine: partial(Int8Product, engine=engine) for engine in Int8Product.ENGINES}
-    else:
-        packs = PackedProduct.works(weight)
-        ways = {"plain": plain_product, **({"packed": PackedProduct} if packs else {})}
-    if weight.device.type == "cpu" and weight.dtype != torch.float64:
-        for name, (bits, threads) in ways_in_c(precision).items():
-            ways[name] = partial(NativeProduct, bits=bits, threads=threads)
-    return ways
+        return ways | {name: partial(Int8Product, engine=name) for name in Int8Product.ENGINES}
+    packed = {"packed": PackedProduct} if PackedProduct.works(weight) else {}
+    return {**ways, "plain": plain_product, **packed}
 
 # %% ../notebooks/86_products.ipynb #90d215d2
 def in_turns(ways, rounds=5):

@@ -145,7 +145,8 @@ def attention_table(cells):
     for label in dict.fromkeys(cell["name"] for cell in cells):
         values = []
         for name in names:
-            rows = [row for cell in cells if cell["name"] == label and (row := row_of(cell, name))]
+            rows = [row for cell in cells if cell["name"] == label for row in cell["entrants"]
+                    if row["name"] == name and "failed" not in row]
             values.append(f"{1e6 / speed(rows[0]):.2f}" if rows else "–")
         lines.append(f"| {label.removeprefix('attention, ')} | " + " | ".join(values) + " |")
     return "\n".join(lines)

@@ -21,12 +21,15 @@ from annotated.native import one_call_ways
 PRECISIONS = "fp32", "bf16", "int8"
 
 
-def ways(model, precision, rows):
-    """The model prepared in a precision, with each of its steps: (in words, model) one after the other."""
-    decoder = prepare(model, "translate", precision, rows).decoder
-    steps = {"page 18's step": None, **{name.split(", ", 1)[1]: step for name, step in one_call_ways(model, precision).items()}}
-    for name, decoder.native in steps.items():
-        yield f"{precision}, {name}", model
+def each_way(model, rows):
+    """Make a model translate in each way in turn, as trained first, for so many rows; yields the way in words."""
+    undo(model)
+    yield "as trained"
+    for precision in PRECISIONS:
+        decoder = prepare(model, "translate", precision, rows).decoder
+        steps = {"page 18's step": None, **{name.split(", ", 1)[1]: step for name, step in one_call_ways(model, precision).items()}}
+        for name, decoder.native in steps.items():
+            yield f"{precision}, {name}"
 
 
 def measure(model, tokenizer, pairs, beams=(1, 4)):
@@ -35,13 +38,13 @@ def measure(model, tokenizer, pairs, beams=(1, 4)):
     found = {}
     for beam in beams:
         rows, plain = found.setdefault(f"beam {beam}", {}), None
-        for name, one in (("as trained", undo(model)), *(pair for precision in PRECISIONS for pair in ways(model, precision, 32 * beam))):
-            start, outputs = time.process_time(), translate(one, tokenizer, sources, beam=beam, max_tokens=1024)
+        for way in each_way(model, 32 * beam):
+            start, outputs = time.process_time(), translate(model, tokenizer, sources, beam=beam, max_tokens=1024)
             seconds, plain = time.process_time() - start, plain or outputs
             score = bleu_report(outputs, references, bootstrap=0).entries["multi30k"]
-            rows[name] = {"bleu": round(score.score, 2), "as the plain model": sum(map(str.__eq__, outputs, plain)),
-                          "seconds of processor time": round(seconds, 1)}
-            print(f"beam {beam}, {name}: {rows[name]}", flush=True)
+            rows[way] = {"bleu": round(score.score, 2), "as the plain model": sum(map(str.__eq__, outputs, plain)),
+                         "seconds of processor time": round(seconds, 1)}
+            print(f"beam {beam}, {way}: {rows[way]}", flush=True)
     return {"sentences": len(pairs), "metric": score.signature, "translations": found}
 
 

@@ -95,6 +95,15 @@ def test_report_shows_ratios_failures_aims_and_the_busy_mark():
     assert "A run under load: others took up to 40% of the machine." in report.tables(results)
 
 
+def test_attention_by_itself_has_a_table_of_microseconds():
+    cells = [made_up(f"attention, length {length}, forwards", "attention", [
+        row("annotated", "fp32", [0.002 * length], tokens=1000), row("annotated", "bf16", [0.001 * length], tokens=1000),
+        {"system": "torch", "precision": "fp32", "order": "bucketed", "name": "torch fp32", "failed": "no luck"}]) for length in (1, 2)]
+    text = report.tables(run_of(cells, command="c"))
+    assert "| | annotated fp32 | annotated bf16 | torch fp32 |" in text
+    assert "| length 1, forwards | 2.00 | 1.00 | – |" in text and "| length 2, forwards | 4.00 | 2.00 | – |" in text
+
+
 def test_every_aim_is_measured_by_some_cell():
     cells = work.cells()
     for claim in (*work.AIMS, *work.claims()):

@@ -27,6 +27,7 @@ import gather  # noqa: E402
 import lengths  # noqa: E402
 import long_inputs  # noqa: E402
 import padding  # noqa: E402
+import precision  # noqa: E402
 import two_processes  # noqa: E402
 
 
@@ -40,6 +41,27 @@ def test_c22_padding_is_counted_from_the_lengths_of_the_tokenized_sides():
     assert result["longest"] == counts.max(axis=0).tolist()
     assert result["fixed_length"] == round(1 - counts.sum() / (40 * counts.max(axis=0).sum()), 4)
     assert result["data"] == "mine, train, 40 pairs, en-de" and result["seed"] == 3
+
+
+def test_translations_of_each_precision_are_compared_with_the_plain_ones(monkeypatch):
+    pairs = [("a dog sleeps", "ein Hund schläft"), ("a cat runs fast", "eine Katze rennt schnell"), ("a dog runs", "ein Hund rennt")]
+    tokenizer, german, asked = SubwordTokenizer.fit(pairs, vocab_size=300), [target for _, target in pairs], []
+    model = random_model(len(tokenizer)).eval()
+    found = precision.measure(model, tokenizer, pairs, beams=(1, 2))
+    assert found["sentences"] == 3 and list(found["translations"]) == ["beam 1", "beam 2"] and "moses" in found["metric"]
+    for rows in found["translations"].values():
+        assert {name.split(", ")[0] for name in rows} == {"as trained", *precision.PRECISIONS}
+        assert all(row["as the plain model"] == 3 for name, row in rows.items() if name == "as trained" or name.startswith("fp32"))
+
+    def written(model, tokenizer, sources, beam, max_tokens):
+        asked.append((getattr(model.decoder, "native", None) is not None, beam))
+        return german if len(asked) == 1 else [*german[:2], "falsch"]
+
+    monkeypatch.setattr(precision, "translate", written)
+    rows = precision.measure(model, tokenizer, pairs, beams=(4,))["translations"]["beam 4"]
+    assert rows["as trained"]["bleu"] == 100 and all(row["bleu"] < 100 for name, row in rows.items() if name != "as trained")
+    assert [row["as the plain model"] for row in rows.values()] == [3] + [2] * (len(rows) - 1)
+    assert asked == [("thread" in name, 4) for name in rows]
 
 
 def test_batches_are_timed_only_where_both_ways_agree(tmp_path, monkeypatch):

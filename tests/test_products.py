@@ -108,7 +108,8 @@ def test_a_later_way_must_gain_a_tenth(monkeypatch):
     first, second = list(ways_to_multiply(weight, "int8"))[:2]
     for gain, taken in ((1.05, first), (1.2, second)):
         products._QUICKEST.clear()
-        monkeypatch.setattr(products, "in_turns", lambda ways, gain=gain: {name: {first: gain, second: 1.0}.get(name, 9.0) for name in ways})
+        seconds = {first: gain, second: 1.0}
+        monkeypatch.setattr(products, "in_turns", lambda ways, seconds=seconds: {name: seconds.get(name, 9.0) for name in ways})
         product(weight, precision="int8")
         assert list(products._QUICKEST.values()) == [taken]
 
