@@ -526,7 +526,7 @@ def parsing_scores(model, vocabulary, treebank, beam=21, alpha=0.3, extra=300, s
 
 # %% ../notebooks/22_parsing.ipynb #9f4680c6
 _SIZES = TransformerConfig(6000, N=2, d_model=128, d_ff=256, h=4)
-_STEPS = TrainingConfig(steps=40_000, max_tokens=512, warmup=500, factor=0.5, save_every=500)
+_STEPS = TrainingConfig(steps=80_000, max_tokens=512, warmup=500, factor=0.5, save_every=500)
 _PAIRS = {"copies": 4, "min_frequency": 3, "leaves": "numbers", "parts": True, "word_dropout": 1.0}
 PARSERS = {  # name: (sizes, TrainingConfig, how training pairs are made of trees)
     "gum": (_SIZES, _STEPS, _PAIRS),
