@@ -175,8 +175,9 @@ def _read_weights(folder):
 def load_checkpoint(folder, device="cpu"):
     """Load what `save_checkpoint` wrote: a `Checkpoint` with its model in eval mode on `device`.
 
-    Raises FileNotFoundError for what is missing, ValueError for what is damaged or foreign; both
-    name folder and file.
+    Weights keep their precision; but float16, which halves a file, becomes fp32. Raises
+    FileNotFoundError for what is missing, ValueError for what is damaged or foreign; both name
+    folder and file.
     """
     folder = Path(folder)
     files = check_folder(folder)
@@ -184,8 +185,8 @@ def load_checkpoint(folder, device="cpu"):
     with torch.random.fork_rng(devices=[]):
         model = Transformer(config)
     try:
-        model.load_state_dict({name: tensor.clone() for name, tensor in weights.items()},
-                              assign=True)
+        model.load_state_dict({name: tensor.float() if tensor.dtype == torch.float16 else
+                               tensor.clone() for name, tensor in weights.items()}, assign=True)
     except RuntimeError as error:
         # the rest of the message goes through all weights
         first = str(error).split("\n")[1].strip()

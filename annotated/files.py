@@ -236,6 +236,30 @@ def describe_machine(device="cpu"):
     threads = f"{os.cpu_count()} cores, {torch.get_num_threads()} thread(s)"
     return f"{name}, {threads}, torch {torch.__version__}"
 
+# %% ../notebooks/80_files.ipynb #6b14d427
+@contextlib.contextmanager
+def counting_seconds(folder):
+    """Yield a function: the seconds so far, with those of a run's earlier starts.
+
+    folder: of the run, which keeps them in seconds.json; None keeps none.
+    """
+    before = {"wall": 0.0, "processor": 0.0, "starts": 0}
+    path = folder and Path(folder) / "seconds.json"
+    if path and path.exists():
+        before = json.loads(path.read_text(encoding="utf-8"))
+    wall, processor = time.time(), time.process_time()
+
+    def seconds():
+        return {"wall": round(before["wall"] + time.time() - wall, 1),
+                "processor": round(before["processor"] + time.process_time() - processor, 1),
+                "starts": before["starts"] + 1}
+
+    try:
+        yield seconds
+    finally:
+        if path:
+            write_json(path, seconds())
+
 # %% ../notebooks/80_files.ipynb #80c0de02
 def _made_here():
     """The folder for what is made for this machine."""

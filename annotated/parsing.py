@@ -19,10 +19,10 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
+from . import files
 from .batches import pad, token_batches
 from .checkpoints import average_checkpoints, load_checkpoint, save_checkpoint
 from .decoding import beam_search, check_beam, greedy_decode
-from .files import checkout_data, data_root, describe_machine, find_file, provenance
 from .runs import run_checkpoints
 from .tokens import BEGIN, END, SPECIAL_PIECES, UNKNOWN
 from .toy_language import generate_corpus, read_sentences
@@ -117,10 +117,10 @@ TREEBANKS = {"gum": "treebank-gum-cc-by", "craft": "treebank-craft-open"}
 
 def _toy_trees():
     """The trees of the embedded corpus by split: from the files of the checkout, else generated."""
-    folder = (checkout_data() or Path()) / "toy"
-    files = {split: folder / f"{split}.tsv" for split in ("train", "valid", "test", "novel")}
-    there = all(file.is_file() for file in files.values())
-    parts = ({split: read_sentences(file) for split, file in files.items()} if there else
+    folder = (files.checkout_data() or Path()) / "toy"
+    paths = {split: folder / f"{split}.tsv" for split in ("train", "valid", "test", "novel")}
+    there = all(path.is_file() for path in paths.values())
+    parts = ({split: read_sentences(file) for split, file in paths.items()} if there else
              generate_corpus())
     return {split: [parse_tree(s.tree) for s in part] for split, part in parts.items()}
 
@@ -135,15 +135,16 @@ def load_treebank(name, root=None):
     if name == "toy":
         splits = _toy_trees()
     else:
-        folder = data_root(root) / TREEBANKS[name] if name in TREEBANKS else Path(name).expanduser()
+        known = files.data_root(root) / TREEBANKS.get(name, "")
+        folder = known if name in TREEBANKS else Path(name).expanduser()
         stems = {"train": "train", "valid": "dev", "test": "test"}
-        files = {split: find_file(folder, f"{stem}.trees") for split, stem in stems.items()}
-        if None in files.values():
+        paths = {split: files.find_file(folder, f"{stem}.trees") for split, stem in stems.items()}
+        if None in paths.values():
             raise FileNotFoundError(
                 f"{folder} does not hold train.trees, dev.trees and test.trees (one bracketed tree "
                 "a line, plain, .gz or .xz): put them there, or name the folder that holds "
                 f"treebank-… in ANNOTATED_DATA; treebanks with a name: toy, {', '.join(TREEBANKS)}")
-        splits = {split: read_trees(path) for split, path in files.items()}
+        splits = {split: read_trees(path) for split, path in paths.items()}
     splits = {split: list(filter(None, map(stripped, trees))) for split, trees in splits.items()}
     for split, trees in splits.items():
         if not trees and split != "novel":
@@ -545,23 +546,23 @@ def save_parser(folder, treebank, sizes, training, pairs, average=5, device="cpu
     whose vocab_size is replaced; pairs: copies, min_frequency, leaves, parts and word_dropout, as
     in `PARSERS`; how: as for `train_parser`.
     """
-    start, run = time.time(), folder.with_name(folder.name + "-checkpoints")
+    run = folder.with_name(folder.name + "-checkpoints")
     vocabulary = ParsingVocabulary.fit(treebank.train, pairs["min_frequency"], pairs["leaves"])
     config = replace(sizes, vocab_size=len(vocabulary))
     print(treebank, config, training, pairs, sep="\n", flush=True)
     stalled = training.patience * -(-training.validate_every // training.save_every)
     training = replace(training, keep_last=max(training.keep_last, average + stalled))
     made = {name: pairs[name] for name in ("copies", "parts", "word_dropout")}
-    model, log, left_out = train_parser(treebank, vocabulary, config, training, run_folder=run,
-                                        device=device, made=made, **how)
+    with files.counting_seconds(run) as seconds:
+        model, log, left_out = train_parser(treebank, vocabulary, config, training, run_folder=run,
+                                            device=device, made=made, **how)
     best = min(log, key=lambda row: row["valid_loss"] if training.patience else -row["step"])
     until = max(best["step"], training.save_every)  # the first checkpoint, if none is so early
     last = [path for path in run_checkpoints(run, scheduled=True) if int(path.name[5:]) <= until]
     model.load_state_dict(average_checkpoints(last[-average:]))
-    seconds = {"wall": round(time.time() - start), "processor": round(time.process_time())}
     save_checkpoint(folder, model, treebank=treebank.name, training=asdict(training), pairs=pairs,
                     left_out=left_out, averaged=[path.name for path in last[-average:]],
-                    seconds=seconds, log=log,
+                    seconds=seconds(), log=log,
                     vocabulary={"symbols": vocabulary.symbols, "words": vocabulary.words})
 
 # %% ../notebooks/22_parsing.ipynb #b4874422
@@ -583,12 +584,12 @@ def score_parser(folder, treebank, device="cpu", **how):
     return {
         "claim": "C30", "data": f"{treebank}; scored on {how.get('split', 'test')}{some}",
         "treebank": treebank.name, "seed": saved.info["training"]["seed"],
-        "machine": describe_machine(device), "decoding": how,
+        "machine": files.describe_machine(device), "decoding": how,
         "metric": "labelled bracket F1 in percent: root and tags not counted, punctuation deleted, "
                   "ADVP = PRT, summed over the corpus; a malformed output is an empty tree",
         "scores": {name: asdict(score) for name, score in rows.items()},
         "malformed": dict(reasons.most_common(8)),
         "parameters": sum(weight.numel() for weight in saved.model.parameters()),
         "model": asdict(saved.model.config), **{name: saved.info[name] for name in kept},
-        "scoring_seconds": round(time.time() - start), **provenance("annotated/parsing.py"),
+        "scoring_seconds": round(time.time() - start), **files.provenance("annotated/parsing.py"),
     }, trees

@@ -269,26 +269,6 @@ def broadcast_state(model, optimizer):
         for tensor in entry.values():
             dist.broadcast(tensor, 0)
 
-# %% ../notebooks/82_runs.ipynb #6b14d427
-@contextmanager
-def counting_seconds(path):
-    """Yield a function: the seconds so far, with those of earlier starts from `path`."""
-    before = {"wall": 0.0, "processor": 0.0, "starts": 0}
-    if path.exists():
-        before = json.loads(path.read_text(encoding="utf-8"))
-    wall, processor = time.time(), time.process_time()
-
-    def seconds():
-        return {"wall": round(before["wall"] + time.time() - wall, 1),
-                "processor": round(before["processor"] + time.process_time() - processor, 1),
-                "starts": before["starts"] + 1}
-
-    try:
-        yield seconds
-    finally:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(seconds()), encoding="utf-8")
-
 # %% ../notebooks/82_runs.ipynb #0b2b6e8f
 def run_facts(model, config, pairs, tokenizer=None):
     """What must be the same when a run goes on: vocabulary, model, training, corpus.

@@ -166,27 +166,27 @@ def train_options(arguments):
 
 def _train(arguments):
     """`annotated train`."""
-    from annotated import fast, runs, training
+    from annotated import fast, files, runs, training
 
     options = train_options(arguments)
     fast.keep_memory()
     with runs.process_group(options.device, options.timeout) as device:
         _check_folders(options)
-        start, first = time.time(), runs.ranks()[0] == 0
+        first = runs.ranks()[0] == 0
         corpus, tokenizer = _corpus_with_tokenizer(options)
         config = replace(options.sizes, vocab_size=len(tokenizer))
         options.out.parent.mkdir(parents=True, exist_ok=True)  # now rather than after hours
         if first:
             print(corpus, config, options.training, sep="\n")
         report = _reporter(options.tensorboard if first else None)
-        model, log = training.train_on(
-            corpus, tokenizer, config, options.training, True, device, options.checkpoints, report,
-            fast.transformer_to_train, fast.ChunkedLoss)
+        with files.counting_seconds(options.checkpoints if first else None) as seconds:
+            model, log = training.train_on(
+                corpus, tokenizer, config, options.training, True, device, options.checkpoints,
+                report, fast.transformer_to_train, fast.ChunkedLoss)
     if first:  # the others need not wait while this one averages
-        seconds = {"wall": round(time.time() - start), "processor": round(time.process_time())}
         _save_trained(options, model, tokenizer, corpus, training=asdict(options.training),
-                      seconds=seconds, log=log)
-        last = f"{log[-1]['step']} steps in {seconds['wall']} s; validation perplexity "
+                      seconds=seconds(), log=log)
+        last = f"{log[-1]['step']} steps in {seconds()['wall']:.0f} s; validation perplexity "
         print(f"{last}{log[-1]['valid_perplexity']:.2f}; saved in {options.out}")
 
 # %% ../notebooks/83_terminal.ipynb #79733bf5

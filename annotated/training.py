@@ -374,6 +374,4 @@ def train_on(corpus, tokenizer, model_config, training_config, show_progress=Tru
 # %% ../notebooks/17_training.ipynb #ee92814e
 def book_model():
     """The book's model as it comes with the package: single precision, in eval mode."""
-    saved = load_checkpoint(Path(annotated.__file__).parent / "book_model")
-    saved.model.float()
-    return saved
+    return load_checkpoint(Path(annotated.__file__).parent / "book_model")

@@ -23,7 +23,7 @@ from . import runs
 from .batches import Batch, pair_lengths, token_batches, vocabulary_digest
 from .corpora import Corpus, load_corpus
 from .decoding import translate
-from .files import describe_machine, provenance, write_json
+from .files import counting_seconds, describe_machine, provenance, write_json
 from .tokens import PAD, UNKNOWN, SubwordTokenizer, WordTokenizer
 from annotated.training import (
     PRESETS,
@@ -236,7 +236,7 @@ def run_row(row, seed, corpus, tokenizer, out, work, device="cpu", command="", *
         with FileLock(f"{run}.lock", timeout=0):
             if (result := finished_result(path, facts)) is not None:
                 return result
-            with runs.counting_seconds(run / "seconds.json") as seconds:
+            with counting_seconds(run) as seconds:
                 training = replace(row.training, seed=seed)
                 model, log = train_on(corpus, tokenizer, row.config, training, False, device, run,
                                       _told, **how)

@@ -112,6 +112,15 @@ def test_weights_keep_their_precision(tmp_path, dtype):
     assert all(torch.equal(loaded.state_dict()[name], tensor) for name, tensor in model.state_dict().items())
 
 
+def test_half_precision_is_for_the_file_only(tmp_path):
+    model = small_model()
+    expected = {name: tensor.half().float() for name, tensor in model.state_dict().items()}
+    save_checkpoint(tmp_path / "a", model.half())
+    assert all(tensor.dtype == torch.float16 for tensor in load_file(tmp_path / "a" / "model.safetensors").values())
+    loaded = load_checkpoint(tmp_path / "a").model
+    assert all(tensor.dtype == torch.float32 and torch.equal(tensor, expected[name]) for name, tensor in loaded.state_dict().items())
+
+
 def test_loading_draws_no_random_numbers(saved):
     torch.manual_seed(0)
     expected = torch.rand(3)

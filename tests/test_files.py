@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from publishing import PACK, left_over, lines, special, tar
 
 from annotated import files
 from annotated.files import (
+    counting_seconds,
     describe_machine,
     input_lines,
     open_text,
@@ -409,3 +411,26 @@ def test_of_two_writers_of_a_folder_one_wins_whole(tmp_path):
             with whole_folder(tmp_path / "new") as other:
                 (other / "a").write_text("fast")
     assert (tmp_path / "new" / "a").read_text() == "fast" and len(list(tmp_path.iterdir())) == 1
+
+
+def test_seconds_of_all_starts_are_added_up(tmp_path, monkeypatch):
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(files, "time", SimpleNamespace(time=lambda: clock.now, process_time=lambda: clock.now / 2))
+    for start in (1, 2, 3):
+        with counting_seconds(tmp_path / "run") as seconds:
+            clock.now += 8
+            assert seconds() == {"wall": 8.0 * start, "processor": 4.0 * start, "starts": start}
+        clock.now += 1000  # between two starts nothing counts
+    assert json.loads((tmp_path / "run" / "seconds.json").read_text())["starts"] == 3
+
+
+def test_seconds_of_a_start_that_failed_count_and_without_a_folder_none_are_kept(tmp_path, monkeypatch):
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(files, "time", SimpleNamespace(time=lambda: clock.now, process_time=lambda: clock.now / 2))
+    with pytest.raises(KeyboardInterrupt), counting_seconds(tmp_path):
+        clock.now += 5
+        raise KeyboardInterrupt
+    for folder, wall in ((tmp_path, 5.0), (None, 0.0), (None, 0.0)):
+        with counting_seconds(folder) as seconds:
+            assert seconds()["wall"] == wall
+    assert [path.name for path in tmp_path.iterdir()] == ["seconds.json"]

@@ -52,7 +52,7 @@ def real_trees(name, split, count=300):
     folder = REAL / parsing.TREEBANKS[name]
     if not folder.is_dir():
         pytest.skip(f"{parsing.TREEBANKS[name]} is not beside the checkout (ANNOTATED_DATA names its folder)")
-    found = read_trees(parsing.find_file(folder, f"{split}.trees"))
+    found = read_trees(parsing.files.find_file(folder, f"{split}.trees"))
     return found, random.Random(0).sample(found, count)
 
 
@@ -524,6 +524,37 @@ def test_with_patience_the_parser_is_the_mean_of_the_checkpoints_up_to_the_best(
     assert saved.info["averaged"] == ["step-00000004", "step-00000005", "step-00000006"], "rows: 2, 4, 6, 8 and 10"
     mean = average_checkpoints([tmp_path / "parser-checkpoints" / name for name in saved.info["averaged"]])
     assert all(torch.equal(weight, mean[name]) for name, weight in saved.model.state_dict().items())
+    assert saved.info["seconds"]["starts"] == 1
+
+
+def test_a_run_of_several_starts_tells_the_seconds_of_all(tmp_path):
+    settings = TrainingConfig(steps=2, max_tokens=60, validate_every=1, save_every=1)
+    sizes, pairs = TransformerConfig(9, N=1, d_model=8, d_ff=8, h=1), parsing.PARSERS["toy"][2]
+    treebank, run = Treebank("x", TOY[:4], TOY[4:5], TOY[:1]), tmp_path / "parser-checkpoints"
+    run.mkdir()
+    (run / "seconds.json").write_text('{"wall": 5000.0, "processor": 3000.0, "starts": 2}')
+    parsing.save_parser(tmp_path / "parser", treebank, sizes, settings, pairs, show_progress=False)
+    told = load_checkpoint(tmp_path / "parser").info["seconds"]
+    assert 5000 < told["wall"] < 5600 and 3000 < told["processor"] < 3600 and told["starts"] == 3
+
+
+def test_the_kept_parser_parses_what_its_training_never_held():
+    """As gold: two sentences in the Penn Treebank's manner, brackets by hand; the score of the whole test set is in results/."""
+    kept = load_checkpoint(ROOT / "results" / "models" / "gum")
+    vocabulary = ParsingVocabulary(**kept.info["vocabulary"])
+    gold = ["(S (NP (XX Attention)) (VP (XX is) (NP (NP (XX all)) (SBAR (S (NP (XX you)) (VP (XX need)))))) (. .))",
+            "(S (NP (XX The) (XX committee)) (VP (XX rejected) (NP (XX the) (XX plan))) (. .))"]
+    gold = [parse_tree(text) for text in gold]
+    found = parse_sentences(kept.model, vocabulary, [tree.words for tree in gold], beam=4, constrained=True)
+    assert bracket_f1(found, gold).f1 == 100
+
+
+def test_the_kept_parser_scores_as_its_result_says():
+    _, gold = real_trees("gum", "dev", 60)
+    kept = load_checkpoint(ROOT / "results" / "models" / "gum")
+    vocabulary = ParsingVocabulary(**kept.info["vocabulary"])
+    found = parse_sentences(kept.model, vocabulary, [tree.words for tree in map(stripped, gold)], beam=1, constrained=True)
+    assert bracket_f1(found, gold).well_formed == 100 and bracket_f1(found, gold).f1 > 55, "69.3 by the beam of 21, on all"
 
 
 def test_the_split_that_is_asked_for_is_scored(learned):

@@ -6,14 +6,20 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import asdict
 
 import pytest
+import torch
 from helpers import ROOT
 
 from annotated import files
+from annotated.checkpoints import load_checkpoint, save_checkpoint
 from annotated.files import changed_modules, code_digest, made_at, module_digests, provenance
+from annotated.transformer import Transformer, TransformerConfig
 
 sys.path.insert(0, "tools")
+import keep  # noqa: E402
+
 import results  # noqa: E402
 
 FILES = results.files()
@@ -107,6 +113,40 @@ def test_the_table_says_at_which_revision_its_figures_were_made():
     assert results.marked(text) == text, "run `make results`: it brings the column `made at` of results/README.md up to date"
     linked = {name for row in text.splitlines() for name in results.LINK.findall(row)}
     assert linked >= {"toy.json", "variations", "parsing_gum.json", "multi30k_record", "bench"}
+
+
+def test_kept_models_are_small_can_be_loaded_and_have_a_card():
+    folders = sorted(path for path in keep.PLACE.iterdir())
+    sizes = [sum(path.stat().st_size for path in folder.iterdir()) for folder in folders]
+    assert {folder.name for folder in folders} <= keep.MODELS.keys() and folders
+    assert max(sizes) <= keep.MOST and sum(sizes) <= keep.MOST_TOGETHER
+    for folder in folders:
+        saved, card = load_checkpoint(folder), (folder / "README.md").read_text(encoding="utf-8")
+        _, result, command, _, data = keep.MODELS[folder.name]
+        facts = json.loads((ROOT / "results" / result).read_text(encoding="utf-8"))
+        assert saved.info["training"] == facts["training"] and asdict(saved.model.config) == facts["model"]
+        assert f"{facts['parameters']:,} parameters" in card and f"{facts['training']['steps']:,} updates" in card
+        assert command in card and data in card and f"../../{result}" in card
+
+
+def test_a_model_that_is_kept_comes_back_rounded_and_a_large_one_is_refused(tmp_path, monkeypatch):
+    torch.manual_seed(0)
+    model = Transformer(TransformerConfig(50, N=1, d_model=8, d_ff=16, h=2)).eval()
+    save_checkpoint(tmp_path / "trained", model, training={"steps": 3})
+    monkeypatch.setitem(keep.MODELS, "new", ("trained", "new.json", "make new", "a test", "nothing"))
+    (tmp_path / "results").mkdir()
+    facts = {"training": {"steps": 3}, "seed": 0, "averaged": [], "machine": "this one"}
+    (tmp_path / "results" / "new.json").write_text(json.dumps(facts))
+    for _ in "ab":  # the second takes the place of the first
+        keep.keep("new", tmp_path / "models", tmp_path)
+    kept = load_checkpoint(tmp_path / "models" / "new")
+    for name, weight in model.state_dict().items():
+        assert torch.equal(kept.model.state_dict()[name], weight.half().float())
+    assert kept.info == {"training": {"steps": 3}} and "3 updates" in (tmp_path / "models/new/README.md").read_text()
+    monkeypatch.setattr(keep, "MOST", 1000)
+    with pytest.raises(ValueError, match="the model new has .* keep a smaller one"):
+        keep.keep("new", tmp_path / "models", tmp_path)
+    assert load_checkpoint(tmp_path / "models" / "new")
 
 
 def test_the_table_has_the_toy_scores_of_the_file():

@@ -4,7 +4,6 @@ import json
 import sys
 import threading
 import time
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ import torch
 from annotated import runs
 from annotated.runs import (
     check_device,
-    counting_seconds,
     first_difference,
     forget_checkpoints,
     newest_checkpoint,
@@ -99,17 +97,6 @@ def test_facts_change_with_what_is_computed_and_with_nothing_else():
     assert run_facts(model, TrainingConfig(), pairs[::-1]) != facts
     other = Transformer(TransformerConfig(9, N=1, d_model=8, d_ff=16, h=1))
     assert run_facts(other, TrainingConfig(), pairs) != facts
-
-
-def test_seconds_of_all_starts_are_added_up(tmp_path, monkeypatch):
-    clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(runs, "time", SimpleNamespace(time=lambda: clock.now, process_time=lambda: clock.now / 2))
-    for start in (1, 2, 3):
-        with counting_seconds(tmp_path / "seconds.json") as seconds:
-            clock.now += 8
-            assert seconds() == {"wall": 8.0 * start, "processor": 4.0 * start, "starts": start}
-        clock.now += 1000  # between two starts nothing counts
-    assert json.loads((tmp_path / "seconds.json").read_text())["starts"] == 3
 
 
 def test_work_side_by_side_ends_each_task_once_and_tells_its_last_words(tmp_path):

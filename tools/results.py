@@ -31,8 +31,8 @@ def facts_of(path):
 
 
 def files(place=RESULTS):
-    """The JSON files of results at a path: itself, or all in a folder. The logs and translations beside them belong to them."""
-    return sorted(place.rglob("*.json")) if place.is_dir() else [place]
+    """The JSON files of results at a path: itself, or all in a folder. Logs, translations and kept models belong to them."""
+    return sorted(set(place.rglob("*.json")) - set(place.glob("models/*/*"))) if place.is_dir() else [place]
 
 
 def commits_since(facts):

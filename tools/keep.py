@@ -1,0 +1,65 @@
+"""Keep a trained model among the results: results/models/NAME, in half precision, with a card.
+
+    python tools/keep.py gum         after `make parse-gum`
+
+`load_checkpoint`, and every command that takes a model's folder, reads it. A model has at most 12 MB, all together have at most 30.
+"""
+
+import json
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from annotated.checkpoints import load_checkpoint, save_checkpoint
+from annotated.files import write_text
+from notebooks import ROOT
+
+PLACE = ROOT / "results" / "models"
+MOST, MOST_TOGETHER = 12e6, 30e6  # bytes
+MODELS = {  # name: the folder of the trained model, its file of results, how to make it again, what for, what it was trained on
+    "gum": ("_build/parse-gum", "parsing_gum.json", "make parse-gum", "a constituency parser for English (page 22)",
+            "the trees of the GUM corpus whose texts are under CC BY (academic writing, court, news, interviews: CC BY 4.0 and 2.5; "
+            "annotations CC BY 4.0), by Amir Zeldes and many annotators, https://github.com/amir-zeldes/gum"),
+}
+CARD = """---
+license: mit
+language: {language}
+library_name: annotated
+---
+
+# {name}: {purpose}
+
+- **Made by** `{command}`, then `python tools/keep.py {name}`: {steps:,} updates, seed {seed}, {average} checkpoints averaged, on {machine}.
+- **Trained on** {data}.
+- **Size**: {parameters:,} parameters in float16, which `load_checkpoint` reads as fp32; rounding moved no weight by more than {moved:.1e}.
+- **Scores, seconds, log, revision**: [{results}](../../{results}), measured before rounding.
+- **Use**: an example for a book, from one seed on two processor cores; no tool for work.
+"""
+
+
+def keep(name, place=PLACE, root=ROOT):
+    """Write the model `name` into a folder of `place`, in place of an older one; ValueError for one that is too large."""
+    folder, results, command, purpose, data = MODELS[name]
+    facts = json.loads((root / "results" / results).read_text(encoding="utf-8"))
+    saved = load_checkpoint(root / folder)
+    moved = max((weight.half() - weight).abs().max().item() for weight in saved.model.state_dict().values())
+    with tempfile.TemporaryDirectory() as part:
+        new = Path(part) / name
+        save_checkpoint(new, saved.model.half(), saved.tokenizer, **saved.info)
+        write_text(new / "README.md", CARD.format(
+            name=name, purpose=purpose, command=command, data=data, results=results, language=facts.get("language", "en"),
+            steps=facts["training"]["steps"], seed=facts["seed"], average=len(facts["averaged"]), machine=facts["machine"],
+            parameters=sum(weight.numel() for weight in saved.model.parameters()), moved=moved))
+        size = sum(path.stat().st_size for path in new.iterdir())
+        if size > MOST:
+            raise ValueError(f"the model {name} has {size / 1e6:.1f} MB, more than {MOST / 1e6:.0f}: keep a smaller one")
+        shutil.rmtree(place / name, ignore_errors=True)
+        shutil.copytree(new, place / name, copy_function=shutil.copyfile)
+    print(f"{place / name}: {size / 1e6:.1f} MB")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == [] or sys.argv[1] not in MODELS:
+        sys.exit(f"usage: python tools/keep.py {{{','.join(MODELS)}}}")
+    keep(sys.argv[1])
