@@ -25,7 +25,14 @@ from .files import c_library, use_large_pages
 from .multi_head import MultiHeadAttention
 from .native import NativeSteps, consists_of, one_call_ways, quickest
 from .positional import LearnedPositionalEmbedding, PositionalEncoding, sinusoidal_encoding
-from .products import PackedProduct, in_turns, product
+from annotated.products import (
+    PackedProduct,
+    TrainedProduct,
+    in_turns,
+    onednn_product,
+    product,
+    trains_faster,
+)
 from .regularization import LabelSmoothingLoss
 from .stacks import Decoder, DecoderLayer, Encoder, ResidualConnection
 from .tokens import BEGIN, PAD
@@ -73,17 +80,19 @@ class _ChunkedSum(torch.autograd.Function):
         matrix, slopes, outer = weight.to(dtype), torch.empty_like(hidden), None
         total = hidden.new_zeros((), dtype=torch.promote_types(dtype, torch.float32))
         rows = chunk if hidden.is_cuda else max(1, (1 << 19) // V)  # 2 MB in fp32: stay in cache
+        quick = dtype == torch.float32 and trains_faster(weight)
+        multiply = onednn_product if quick else torch.Tensor.__matmul__
         with torch.autocast(device, enabled=False):
             parts = hidden.split(chunk), target.split(chunk), slopes.split(chunk)
             for x, right, slope in zip(*parts, strict=True):
                 x = x.to(dtype)  # (chunk, d_model)
-                logits = x @ matrix.T  # (chunk, vocab_size)
+                logits = multiply(x, matrix.T)  # (chunk, vocab_size)
                 total += _loss_to_slope(logits, right, smoothing, rows, total.dtype, pad_id)
-                slope.copy_(logits @ matrix)
-                if dtype == weight.dtype:
+                slope.copy_(multiply(logits, matrix))
+                if dtype == weight.dtype and not quick:
                     outer = logits.T @ x if outer is None else outer.addmm_(logits.T, x)
-                else:  # in half precision it is quicker to turn the small factor round
-                    slope = (x.T.contiguous() @ logits).T  # (vocab_size, d_model)
+                else:  # it is quicker to turn the small factor round
+                    slope = multiply(x.T.contiguous(), logits).T  # (vocab_size, d_model)
                     new = torch.empty_like(weight).copy_ if outer is None else outer.add_
                     outer = new(slope)
         ctx.grads = slopes, outer
@@ -182,7 +191,8 @@ def only_causal(mask: Bool[Tensor, "*#heads m m"]) -> Bool[Tensor, "m m"]:
 def rounded_weights(layer):
     """The weights and offsets of a layer's plain products, `rounded` all at once, by name."""
     weights = {f"{path}.{name}": weight for path, part in layer.named_modules()
-               if type(part) is nn.Linear for name, weight in part.named_parameters()}
+               if type(getattr(part, "plain", part)) is nn.Linear
+               for name, weight in part.named_parameters()}
     if not weights:
         return {}
     whole = rounded(torch.cat([weight.flatten() for weight in weights.values()]))
@@ -272,6 +282,22 @@ class JoinedAttention(PreparedPart, MultiHeadAttention):
         joined = self.joined if keep else partial(F.linear, weight=torch.cat(weights))
         parts = joined(query).split([layer.out_features for layer in layers], dim=-1)
         return tuple(map(self.split, parts))
+
+# %% ../notebooks/24_fast.ipynb #24a11ce2
+class QuickLinear(PreparedPart, nn.Linear):
+    """A linear layer whose fp32 products, and their gradients, are oneDNN's."""
+
+    def forward(self, x: Float[Tensor, "*batch in"]) -> Float[Tensor, "*batch out"]:
+        """As `nn.Linear`."""
+        alike = x.dtype == self.weight.dtype == torch.float32 and x.device.type == "cpu"
+        if not alike or torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling():
+            return super().forward(x)
+        return TrainedProduct.apply(x, self.weight, self.bias)
+
+
+def quick_linear(plain):
+    """A `QuickLinear` in place of the plain layer where that trains faster, else the plain one."""
+    return QuickLinear(plain) if trains_faster(plain.weight) else plain
 
 # %% ../notebooks/24_fast.ipynb #e20c7989
 class SixteenBitDropout(PreparedPart, nn.Dropout):
@@ -506,7 +532,8 @@ def prepare(model, purpose, precision="fp32", rows=32, score=None):
     """Make a Transformer faster for a purpose, "train" or "translate", in place. Returns the model.
 
     "train": attention spelled out where the fused function has a slow backward pass, one product
-    for Q, K, V in bfloat16, masks only where needed, weights rounded at once, dropout from 16 bits.
+    for Q, K, V in bfloat16, masks only where needed, weights rounded at once, dropout from 16 bits,
+    fp32 products by oneDNN where it is faster.
     "translate" (in eval mode; weights that change later need another prepare): the fused function,
     each product the quickest way in `precision`, "fp32" (as trained), "bf16" or "int8"; steps in
     one call where that is quickest for `rows`, about how many sentences times hypotheses a step
@@ -529,7 +556,8 @@ def prepare(model, purpose, precision="fp32", rows=32, score=None):
     kinds = {DotProductAttention: QuickAttention, Encoder: LeanEncoder, Decoder: LeanDecoder,
              PositionalEncoding: KeptPositions}
     if purpose == "train":
-        kinds |= {MultiHeadAttention: JoinedAttention, nn.Dropout: SixteenBitDropout}
+        kinds |= {MultiHeadAttention: JoinedAttention, nn.Dropout: SixteenBitDropout,
+                  nn.Linear: quick_linear}
     else:
         kinds |= {Decoder: StepDecoder} | ({nn.LayerNorm: ShortNorm} if precision == "bf16" else {})
     undo(model)

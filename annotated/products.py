@@ -13,8 +13,10 @@ from functools import cache, partial
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from .files import measured_once
 from .native import NativeProduct, ways_in_c
 
 # %% ../notebooks/86_products.ipynb #acbd61f3
@@ -140,3 +142,50 @@ def product(weight: _Matrix, bias: _Offset = None, precision="fp32", rows=32):
         enough = 1.1 * min(seconds.values())
         _QUICKEST[facts] = next(name for name in ways if seconds[name] <= enough)
     return ways[_QUICKEST[facts]](weight, bias)
+
+# %% ../notebooks/86_products.ipynb #86a11ce2
+def onednn_product(x: _In, matrix: Float[Tensor, "in out"], bias: _Offset = None) -> _Out:
+    """`x @ matrix + bias` by oneDNN, in float32 on a processor."""
+    return torch.ops.mkldnn._linear_pointwise(x, matrix.T, bias, "none", [], "")
+
+
+class TrainedProduct(torch.autograd.Function):
+    """x W + b by oneDNN, in float32, and its gradients."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        """x (*batch, in), weight (out, in), bias (out,) or None -> (*batch, out)."""
+        ctx.save_for_backward(x, weight)
+        return onednn_product(x, weight.T, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, outer):
+        """The gradients of x, weight and bias."""
+        x, weight = ctx.saved_tensors
+        rows = outer.reshape(-1, len(weight))  # (rows, out)
+        slope = rows.T @ x.reshape(-1, x.size(-1))
+        offset = rows.sum(0) if ctx.needs_input_grad[2] else None
+        return onednn_product(outer, weight), slope, offset
+
+# %% ../notebooks/86_products.ipynb #86a11ce3
+def _measure_training(width=512, rows=2048):
+    """{way: seconds of a product with its gradients}, for PyTorch's own and oneDNN's."""
+    x, weight = torch.ones(rows, width), torch.ones(width, width)
+    x.requires_grad_(), weight.requires_grad_()
+    ways = {"plain": F.linear, "onednn": TrainedProduct.apply}
+    return in_turns({name: lambda way=way: way(x, weight, None).backward(x.detach())
+                     for name, way in ways.items()}, rounds=7)
+
+
+@cache
+def _gains(threads):
+    """Whether `TrainedProduct` gains a twentieth on this machine with so many threads."""
+    seconds = measured_once("products", {"threads": threads}, _measure_training)
+    return seconds["onednn"] < 0.95 * seconds["plain"]
+
+
+def trains_faster(weight: Float[Tensor, "..."]):
+    """Whether weights of this size, type and place train faster by `TrainedProduct` here."""
+    fits = weight.dtype == torch.float32 and weight.numel() >= 1 << 16
+    return fits and PackedProduct.works(weight) and _gains(torch.get_num_threads())

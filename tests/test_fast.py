@@ -45,6 +45,7 @@ from annotated.fast import (
     PackedLinear,
     PreparedPart,
     QuickAttention,
+    QuickLinear,
     RoughLook,
     ShortNorm,
     SixteenBitDropout,
@@ -345,6 +346,7 @@ def test_in_chunks_as_in_one_piece(tokens, vocab_size, chunk, smoothing, reducti
 
 def test_chunks_hold_few_logits_and_agree_in_half_precision(monkeypatch):
     torch.manual_seed(0)
+    monkeypatch.setattr(fast, "trains_faster", lambda weight: False)
     hidden, weight = torch.randn(2400, 8), torch.randn(30_000, 8, requires_grad=True)
     target, chunks, rows = torch.randint(1, 30_000, (2400,)), [], []
     product, softmax = torch.Tensor.__matmul__, torch.Tensor.softmax
@@ -475,6 +477,57 @@ def test_elsewhere_sixteen_bit_dropout_is_pytorchs(p, rows, training):
         torch.manual_seed(0)
         outputs.append(layer.train(training)(x))
     assert torch.equal(*outputs)
+
+
+# Products by oneDNN
+
+@pytest.fixture
+def onednn(monkeypatch):
+    """As if oneDNN had been faster, for small weights, too."""
+    if not PackedProduct.works(torch.zeros(1)):
+        pytest.skip("this machine has no such products")
+    for module in (fast, products):
+        monkeypatch.setattr(module, "trains_faster", lambda weight: weight.dtype == torch.float32)
+
+
+def test_a_model_trains_by_onednn_as_by_pytorch(onednn):
+    model = prepare(tiny(300).float().eval(), "train")
+    layers = [part for part in model.modules() if isinstance(part, nn.Linear)]
+    assert {type(layer) for layer in layers} == {QuickLinear} and len(layers) == 2 * (4 + 2) + 2 * (4 + 4 + 2)
+    grads = []
+    for _ in range(2):
+        model.zero_grad()
+        LabelSmoothingLoss(0.1)(model(SOURCE, TARGET), TARGET).backward()
+        grads.append(torch.cat([weight.grad.flatten() for weight in model.parameters()]))
+        undo(model)
+    assert not any(type(part) is QuickLinear for part in model.modules()) and near(*grads, 1e-5)
+    assert not torch.equal(*grads), "both were PyTorch's"
+
+
+def test_other_precisions_and_compiled_code_are_left_to_pytorch(onednn, unenforced, monkeypatch):
+    plain, x = nn.Linear(16, 8), torch.randn(3, 16)
+    layer = QuickLinear(plain)
+    monkeypatch.setattr(fast.TrainedProduct, "apply", lambda *_: 1 / 0)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(layer(x), plain(x))
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(x), plain(x))
+    assert torch.equal(QuickLinear(copy.deepcopy(plain).double())(x.double()), plain.double()(x.double()))
+    with pytest.raises(ZeroDivisionError):
+        QuickLinear(nn.Linear(16, 8))(x)
+
+
+@pytest.mark.parametrize("chunk", [4, 7, 40])
+def test_chunks_by_onednn_are_the_plain_loss(onednn, chunk):
+    torch.manual_seed(0)
+    hidden, weight = (torch.randn(n, 16, requires_grad=True) for n in (40, 30))
+    target, both = torch.randint(0, 30, (40,)), []
+    for kind, options in ((LabelSmoothingLoss, {}), (ChunkedLoss, {"chunk": chunk})):
+        loss = kind(0.1, reduction="sum").of_hidden(hidden, weight, target, **options)
+        both.append([loss.detach(), *torch.autograd.grad(loss, (hidden, weight))])
+    for plain, ours in zip(*both, strict=True):
+        torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4)
+    assert both[1][2].is_contiguous(), "the optimiser would read it across"
 
 
 def test_dropout_is_exchanged_in_place_with_its_rate_mode_and_hooks():

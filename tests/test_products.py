@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from annotated import native, products
-from annotated.products import Int8Product, PackedProduct, in_turns, product, ways_to_multiply
+from annotated.products import Int8Product, PackedProduct, TrainedProduct, in_turns, product, trains_faster, ways_to_multiply
 
 BOUNDS = {"fp32": 1e-6, "bf16": 0.01, "int8": 1 / 80}  # of what is added up; in int8 times the root of its length
 
@@ -126,3 +126,58 @@ def test_ways_take_turns_and_the_least_counts(monkeypatch):
     monkeypatch.setattr(products.timeit.Timer, "timeit", lambda self, number: (self.inner(iter([None]), lambda: 0.0), next(times))[1])
     assert in_turns({name: partial(called.append, name) for name in "ab"}, rounds=3) == {"a": 2.0, "b": 1.0}
     assert "".join(called) == "ababab"
+
+
+# ---- products with gradients
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.integers(0, 9), max_size=3), st.integers(1, 70), st.integers(1, 90), st.booleans(), st.integers(0, 99))
+def test_a_trained_product_has_the_gradients_of_the_plain_one(batch, wide, out, biased, seed):
+    if not PackedProduct.works(torch.zeros(1)):
+        pytest.skip("this machine has no such products")
+    draw = torch.Generator().manual_seed(seed)
+    x, weight, outer = (torch.randn(*shape, generator=draw).requires_grad_() for shape in ((*batch, wide), (out, wide), (*batch, out)))
+    bias = torch.randn(out, generator=draw).requires_grad_() if biased else None
+    inputs = [one for one in (x, weight, bias) if one is not None]
+    found = TrainedProduct.apply(x, weight, bias)
+    expected = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    torch.testing.assert_close(found, expected.float(), rtol=1e-4, atol=1e-4)
+    for ours, theirs in zip(torch.autograd.grad(found, inputs, outer), torch.autograd.grad(expected, inputs, outer.double()), strict=True):
+        torch.testing.assert_close(ours, theirs.float(), rtol=1e-4, atol=1e-4)
+
+
+def test_a_gradient_that_is_one_number_everywhere_is_a_gradient():
+    """`sum` sends back a view of one number, without a row in memory of its own."""
+    if not PackedProduct.works(torch.zeros(1)):
+        pytest.skip("this machine has no such products")
+    x, weight = torch.randn(3, 8, requires_grad=True), torch.randn(5, 8, requires_grad=True)
+    TrainedProduct.apply(x, weight, None).sum().backward()
+    torch.testing.assert_close(x.grad, weight.sum(0).expand(3, 8))
+    torch.testing.assert_close(weight.grad, x.sum(0).expand(5, 8))
+
+
+@pytest.mark.parametrize("onednn, faster", [(0.5, True), (0.94, True), (0.96, False), (2.0, False)])
+def test_onednn_must_gain_a_twentieth(monkeypatch, onednn, faster):
+    asked = []
+    monkeypatch.setattr(products, "measured_once", lambda *facts: asked.append(facts) or {"plain": 1.0, "onednn": onednn})
+    products._gains.cache_clear()
+    try:
+        assert [trains_faster(torch.zeros(256, 256)) for _ in "abc"] == [faster and PackedProduct.works(torch.zeros(1))] * 3
+        assert len(asked) <= 1
+    finally:
+        products._gains.cache_clear()
+
+
+def test_small_weights_and_those_of_other_types_are_left_as_they_are(monkeypatch):
+    monkeypatch.setattr(products, "_gains", lambda threads: True)
+    large = torch.zeros(256, 256)
+    assert trains_faster(large) == PackedProduct.works(large)
+    assert not any(map(trains_faster, (large[1:], large.double(), large.bfloat16(), large.to("meta"))))
+
+
+def test_the_ways_to_train_are_measured_in_turns():
+    if not PackedProduct.works(torch.zeros(1)):
+        pytest.skip("this machine has no such products")
+    seconds = products._measure_training(width=16, rows=8)
+    assert list(seconds) == ["plain", "onednn"] and min(seconds.values()) > 0
