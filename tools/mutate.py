@@ -152,7 +152,7 @@ MUTATIONS = [
      "mmap.MADV_NORMAL", "fast"),
     ("large pages are lost when memory is given back", "files", "malloc(1 << 26), 1 << 21",
      "None, 1 << 21", "fast"),
-    ("training keeps the slow dropout", "fast", "JoinedAttention, nn.Dropout: SixteenBitDropout}", "JoinedAttention}", "fast"),
+    ("training keeps the slow dropout", "fast", "JoinedAttention, nn.Dropout: SixteenBitDropout,", "JoinedAttention,", "fast"),
     ("a beam's softmax is taken in half precision", "fast", "part.log_softmax(dim=1, dtype=torch.promote_types(part.dtype, torch.float32))",
      "part.log_softmax(dim=1)", "fast"),
     ("a plain beam's softmax is taken in half precision", "decoding", "log_softmax(dim=1, dtype=precision)", "log_softmax(dim=1)",
