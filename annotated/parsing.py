@@ -135,8 +135,8 @@ def load_treebank(name, root=None):
     if name == "toy":
         splits = _toy_trees()
     else:
-        known = files.data_root(root) / TREEBANKS.get(name, "")
-        folder = known if name in TREEBANKS else Path(name).expanduser()
+        folder = (files.data_root(root) / TREEBANKS[name] if name in TREEBANKS
+                  else Path(name).expanduser())
         stems = {"train": "train", "valid": "dev", "test": "test"}
         paths = {split: files.find_file(folder, f"{stem}.trees") for split, stem in stems.items()}
         if None in paths.values():

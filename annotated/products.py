@@ -169,8 +169,10 @@ class TrainedProduct(torch.autograd.Function):
         return onednn_product(outer, weight), slope, offset
 
 # %% ../notebooks/86_products.ipynb #86a11ce3
+@torch.inference_mode(False)
+@torch.enable_grad()
 def _measure_training(width=512, rows=2048):
-    """{way: seconds of a product with its gradients}, for PyTorch's own and oneDNN's."""
+    """{way: seconds of a product with its gradients}, PyTorch's own and oneDNN's, in any mode."""
     x, weight = torch.ones(rows, width), torch.ones(width, width)
     x.requires_grad_(), weight.requires_grad_()
     ways = {"plain": F.linear, "onednn": TrainedProduct.apply}

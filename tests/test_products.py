@@ -176,6 +176,20 @@ def test_small_weights_and_those_of_other_types_are_left_as_they_are(monkeypatch
     assert not any(map(trains_faster, (large[1:], large.double(), large.bfloat16(), large.to("meta"))))
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_the_first_measurement_may_come_where_no_gradients_are_kept(monkeypatch, mode):
+    """The loss asks inside a function of autograd, which runs without gradients."""
+    if not PackedProduct.works(torch.zeros(1)):
+        pytest.skip("this machine has no such products")
+    monkeypatch.setattr(products, "measured_once", lambda stem, facts, measure: measure())
+    products._gains.cache_clear()
+    try:
+        with mode():
+            assert trains_faster(torch.zeros(256, 256)) in (True, False)
+    finally:
+        products._gains.cache_clear()
+
+
 def test_the_ways_to_train_are_measured_in_turns():
     if not PackedProduct.works(torch.zeros(1)):
         pytest.skip("this machine has no such products")

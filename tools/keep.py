@@ -24,7 +24,7 @@ MODELS = {  # name: the folder of the trained model, its file of results, how to
 }
 CARD = """---
 license: mit
-language: {language}
+language: en
 library_name: annotated
 ---
 
@@ -48,7 +48,7 @@ def keep(name, place=PLACE, root=ROOT):
         new = Path(part) / name
         save_checkpoint(new, saved.model.half(), saved.tokenizer, **saved.info)
         write_text(new / "README.md", CARD.format(
-            name=name, purpose=purpose, command=command, data=data, results=results, language=facts.get("language", "en"),
+            name=name, purpose=purpose, command=command, data=data, results=results,
             steps=facts["training"]["steps"], seed=facts["seed"], average=len(facts["averaged"]), machine=facts["machine"],
             parameters=sum(weight.numel() for weight in saved.model.parameters()), moved=moved))
         size = sum(path.stat().st_size for path in new.iterdir())
