@@ -29,7 +29,16 @@ from tqdm import tqdm
 
 from .corpora import clean_pairs, load_corpus, normalised
 from .files import sha256_of, whole_folder, write_json
-from .tokens import BEGIN, END, PAD, UNKNOWN, SubwordTokenizer, Tokenizer, load_tokenizer
+from annotated.tokens import (
+    BEGIN,
+    END,
+    PAD,
+    UNKNOWN,
+    DroppedMerges,
+    SubwordTokenizer,
+    Tokenizer,
+    load_tokenizer,
+)
 
 # %% ../notebooks/13_batches.ipynb #3e764688
 def pad(rows) -> Int[Tensor, "batch n"]:
@@ -472,19 +481,22 @@ def all_cores():
 # %% ../notebooks/13_batches.ipynb #6d1fedf2
 def prepare_corpus(name, folder, vocab_size, model="bpe", root=None, source_language=None,
                    target_language=None, share=1.0, max_length=250, max_ratio=3.0, seed=0,
-                   normalise=False, show_progress=False):
+                   normalise=False, copies=0, show_progress=False):
     """Clean a corpus, learn its vocabulary, encode it into a new folder; returns what it wrote.
 
     vocab_size, model: as for `SubwordTokenizer.fit`, which learns from a random `share` of the
     training pairs; max_length (words, and then tokens) and max_ratio: what cleaning drops (section
-    5.1); normalise: train and validate on plain punctuation; show_progress: bars with the time and
-    the disk that it takes. A folder that was made with the same arguments is loaded, one that was
-    not is a ValueError. One of several processes prepares, on all cores; the others wait.
+    5.1); normalise: train and validate on plain punctuation; copies: of each training pair, cut by
+    `DroppedMerges`, 0 for one with all merges; show_progress: bars with the time and the disk that
+    it takes. A folder that was made with the same arguments is loaded, one that was not is a
+    ValueError. One of several processes prepares, on all cores; the others wait.
     """
     folder = Path(folder)
     facts = {"corpus": str(name), "vocab_size": vocab_size, "model": model, "share": share,
              "max_length": max_length, "max_ratio": max_ratio, "seed": seed,
-             "normalise": normalise}
+             "normalise": normalise, "copies": copies}
+    if not 0 <= copies <= (1000 if model == "bpe" else 0):
+        raise ValueError(f"copies={copies} is invalid: give 0 to 1000, for 'bpe' alone")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):
         if not folder.exists():
@@ -495,7 +507,7 @@ def prepare_corpus(name, folder, vocab_size, model="bpe", root=None, source_lang
     wanted = facts | {"languages": [source_language or prepared.source_language,
                                     target_language or prepared.target_language]}
     for fact, value in wanted.items():
-        before = prepared.facts.get(fact, False)  # earlier folders know of no normalising
+        before = prepared.facts.get(fact, False)  # earlier folders know of less
         if before != value:
             what = f"{folder} was prepared with {fact} {before!r}, not {value!r}"
             raise ValueError(f"{what}: give another folder, or move this one away")
@@ -513,20 +525,22 @@ def _prepare(corpus, folder, facts, show_progress):
     """Write the tokenizer and the encoded pairs of a corpus into a new folder."""
     languages = corpus.source_language, corpus.target_language
     limits = facts["max_length"], facts["max_ratio"]
-    draw, first, counts = np.random.default_rng(facts["seed"]), {}, {}
+    draw, counts = np.random.default_rng(facts["seed"]), {}
+    copies = facts["copies"] or 1
     told = partial(tqdm, unit=" pairs", mininterval=1, disable=not show_progress)
 
     def finished(pairs):
         return normalised(pairs, *languages) if facts["normalise"] else pairs
 
-    clean = clean_pairs(told(corpus.train, desc="1 of 2, vocabulary"), first, *limits)
+    clean = clean_pairs(told(corpus.train, desc="1 of 2, vocabulary"), counts, *limits)
     clean = (pair for pair in clean if draw.random() < facts["share"])
     tokenizer = SubwordTokenizer.fit(finished(clean), facts["vocab_size"], facts["model"])
     with whole_folder(folder) as part:
         tokenizer.save(part / "tokenizer.json")
-        clean = clean_pairs(corpus.train, counts, *limits)
-        with told(desc="2 of 2, encoding", total=first["kept"]) as bar:
-            train = write_encoded(finished(clean), tokenizer, part / "train", *languages, limits[0],
+        clean = chain.from_iterable(clean_pairs(corpus.train, {}, *limits) for _ in range(copies))
+        cutter = DroppedMerges(tokenizer, seed=facts["seed"]) if facts["copies"] else tokenizer
+        with told(desc="2 of 2, encoding", total=copies * counts["kept"]) as bar:
+            train = write_encoded(finished(clean), cutter, part / "train", *languages, limits[0],
                                   report=partial(_report, bar))
         valid = write_encoded(finished(corpus.valid), tokenizer, part / "valid", *languages)
         cleaning = counts | {"kept": len(train), "overlong in tokens": train.manifest["dropped"]}

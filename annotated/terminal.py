@@ -260,6 +260,7 @@ class Prepare:
     max_ratio: float = 3.0  # words of the longer to the shorter side at most
     seed: int = 0  # of the draw of that share
     normalise: bool = False  # punctuation of what is trained on, as Moses does: „ and “ become "
+    copies: int = 0  # of each pair, cut anew by BPE-dropout; 0: one, with all merges
 
 
 def _prepare(arguments):
@@ -267,8 +268,7 @@ def _prepare(arguments):
     options = _read(Prepare, "prepare", arguments)
     from annotated import batches
 
-    prepared = batches.prepare_corpus(**vars(options), show_progress=True)
-    print(json.dumps(prepared.facts, indent=1))
+    print(json.dumps(batches.prepare_corpus(**vars(options), show_progress=True).facts, indent=1))
 
 # %% ../notebooks/83_terminal.ipynb #c1ea4e83
 @dataclass

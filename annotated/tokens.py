@@ -8,10 +8,12 @@ __all__ = ['PAD', 'BEGIN', 'END', 'UNKNOWN', 'SPECIAL_PIECES', 'Tokenizer', 'Wor
 
 # %% ../notebooks/12_tokens.ipynb #4328e4bb
 import json
+import random
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 from .files import whole_file
@@ -302,6 +304,35 @@ def _readable(data):
     except UnicodeDecodeError:  # part of a letter
         return "".join(f"\\x{byte:02x}" for byte in data)
     return "".join("▁" if c == " " else c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+# %% ../notebooks/12_tokens.ipynb #bc13f6a2
+class DroppedMerges(SubwordTokenizer):
+    """A byte-pair encoding that cuts anew at each call (BPE-dropout, Provilkov et al., 2020).
+
+    plain: whose merges they are; rate: the chance with which a possible merge is passed over.
+    """
+
+    def __init__(self, plain, rate=0.1, seed=0):
+        super().__init__(plain.vocabulary, plain.merges)
+        self.rate, self.draw = rate, random.Random(seed)
+        self.ranks = {pair: rank for rank, pair in enumerate(self.merges)}
+        self.ids = {piece: index for index, piece in enumerate(self.vocabulary, UNKNOWN + 1)}
+
+    def cut(self, word):
+        """The pieces of a word in the letters of the library."""
+        pieces = list(word)
+        while True:
+            found = [(self.ranks[pair], place) for place, pair in enumerate(pairwise(pieces))
+                     if pair in self.ranks and self.draw.random() >= self.rate]
+            if not found:
+                return pieces
+            _, place = min(found)
+            pieces[place : place + 2] = [pieces[place] + pieces[place + 1]]
+
+    def encode_batch(self, texts, language=None):
+        words = self.library.pre_tokenizer.pre_tokenize_str
+        return [[self.ids[piece] for word, _ in words(" " + text) for piece in self.cut(word)]
+                if text else [] for text in _check_texts(texts)]
 
 # %% ../notebooks/12_tokens.ipynb #9b0d180c
 def load_tokenizer(path):

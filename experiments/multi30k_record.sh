@@ -7,15 +7,22 @@
 #
 #     experiments/multi30k_record.sh NAME OPTIONS…               a row of its own, with options of `annotated train` beyond the paper
 #     split=valid experiments/multi30k_record.sh dropped --attention-dropout 0.1        scored on `val`, to choose before `test` is seen
+#     copies=10 experiments/multi30k_record.sh cut-anew        with BPE-dropout: ten copies of each pair, each cut anew
 source "$(dirname "$0")/environment.sh"
 name=${1:-published} split=${split:-test}
 work=_build/multi30k_record results=results/multi30k_record/$name
+data=$work/data
 epoch=58  # updates: 29,000 pairs of 10,000 types in batches of 8,192 tokens
 mkdir -p "$results"
-[ -d "$work/data" ] || .venv/bin/python experiments/prepare.py multi30k "$work/data"
+[ -d "$data" ] || .venv/bin/python experiments/prepare.py multi30k "$data"
+if [ -n "${copies:-}" ]; then
+    data=$work/copies.$copies
+    [ -d "$data" ] || annotated prepare "$work/data" "$data" --vocab-size 10000 --max-ratio 1000 --copies "$copies" \
+        --source-language en --target-language de
+fi
 for seed in 0 1 2; do
     model=$work/$name.seed$seed
-    [ -d "$model" ] || annotated train "$work/data" --source en --target de --out "$model" --checkpoints "$model-checkpoints" --resume \
+    [ -d "$model" ] || annotated train "$data" --source en --target de --out "$model" --checkpoints "$model-checkpoints" --resume \
         --preset small --N 4 --d-model 128 --d-ff 256 --h 4 --dropout 0.3 --vocab-size 10000 --precision bf16 --seed "$seed" \
         --max-tokens 8192 --accumulate 2 --warmup 2000 --factor 2.53 --steps $((138 * epoch)) --validate-every "$epoch" \
         --save-every "$epoch" --keep-last 10 --average 10 --patience 10 "${@:2}" 2>&1 | tee >(without_bar "$results/train.seed$seed.log")

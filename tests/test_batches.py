@@ -720,10 +720,30 @@ def test_punctuation_is_made_plain_on_request_in_training_and_validation(corpus,
     assert "„" in as_it_is.tokenizer.decode(as_it_is.train[len(TEXTS)][1]) and made.facts["normalise"]
 
 
+def test_copies_are_cut_anew_and_say_the_same(corpus, tmp_path):
+    plain, made, again, other = (prepare_corpus("mine", tmp_path / name, 400, copies=copies, seed=seed) for name, copies, seed in
+                                 (("plain", 0, 0), ("made", 3, 0), ("again", 3, 0), ("other", 3, 1)))
+    assert [tuple(map(made.tokenizer.decode, pair)) for pair in made.train] == TEXTS * 3
+    assert made.train.digest == again.train.digest != other.train.digest
+    assert made.valid.digest == plain.valid.digest and made.tokenizer.as_dict() == plain.tokenizer.as_dict()
+    assert made.facts["cleaning"] == plain.facts["cleaning"] | {"kept": 600} and made.facts["copies"] == 3
+    first, second, third = (list(made.train)[start : start + 200] for start in (0, 200, 400))
+    assert first != second != third != first
+    with pytest.raises(ValueError, match="copies 3, not 0: give another folder"):
+        prepare_corpus("mine", tmp_path / "made", 400)
+
+
+@pytest.mark.parametrize("wrong", [{"copies": -1}, {"copies": 1001}, {"copies": 2, "model": "wordpiece"}])
+def test_copies_that_cannot_be_made_are_named_before_anything_is_read(wrong, tmp_path):
+    with pytest.raises(ValueError, match=f"copies={wrong['copies']} is invalid: give 0 to 1000, for 'bpe' alone"):
+        prepare_corpus("nothing", tmp_path / "p", 600, **wrong)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_folder_prepared_before_there_was_normalising_is_found_again(corpus, tmp_path):
     prepare_corpus("mine", tmp_path / "p", 300)
     facts = json.loads((tmp_path / "p" / "prepared.json").read_text(encoding="utf-8"))
-    del facts["normalise"]
+    del facts["normalise"], facts["copies"]
     (tmp_path / "p" / "prepared.json").write_text(json.dumps(facts), encoding="utf-8")
     assert len(prepare_corpus("mine", tmp_path / "p", 300).train) == 200
     with pytest.raises(ValueError, match="normalise False, not True"):

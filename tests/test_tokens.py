@@ -16,6 +16,7 @@ from annotated.tokens import (
     END,
     PAD,
     UNKNOWN,
+    DroppedMerges,
     SubwordTokenizer,
     Tokenizer,
     WordTokenizer,
@@ -212,6 +213,42 @@ def test_the_order_of_the_merges_decides_where_they_overlap():
         tokenizer = SubwordTokenizer([*base, *map("".join, merges)], merges)
         ids = tokenizer.encode("abc")
         assert [tokenizer.vocabulary[index - 4] for index in ids] == expected and ids == textbook_encoding(tokenizer, "abc")
+
+
+# --- BPE-dropout ----------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.text("adeghilnorstuvwäö", min_size=3, max_size=9), min_size=3, max_size=6).map(" ".join))
+@example("The old gardeners sleep under the tables")
+@example("Schläft der alte Hund im Garten")
+def test_with_no_merge_dropped_it_is_the_library(text):
+    assert DroppedMerges(SUBWORDS["bpe"], rate=0).encode(text) == SUBWORDS["bpe"].encode(text)
+
+
+@settings(deadline=None, max_examples=100)
+@given(text=st.text(st.characters(exclude_categories=["Cs"])), rate=st.sampled_from([0.1, 0.5, 1.0]), seed=st.integers(0, 9))
+def test_every_cut_says_the_same_and_the_seed_decides_it(text, rate, seed):
+    plain = SUBWORDS["bpe"]
+    cut = DroppedMerges(plain, rate, seed).encode(text)
+    assert plain.decode(cut) == text and cut == DroppedMerges(plain, rate, seed).encode(text)
+    assert rate < 1 or len(cut) == len((" " + text).encode() if text else b"")
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.4])
+def test_merges_are_dropped_as_often_as_they_should_be(rate):
+    """abc with the merges ab, bc: the first kept one is made, and nothing fits after it."""
+    plain = SubwordTokenizer([*sorted(byte_letters()), "ab", "bc"], [("a", "b"), ("b", "c")])
+    dropped, draws = DroppedMerges(plain, rate, seed=1), 20_000
+    found = Counter(map(tuple, (dropped.cut("abc") for _ in range(draws))))
+    wanted = {("ab", "c"): 1 - rate, ("a", "bc"): rate * (1 - rate), ("a", "b", "c"): rate * rate}
+    assert set(found) == set(wanted)
+    for pieces, chance in wanted.items():
+        assert abs(found[pieces] / draws - chance) < 5 * (chance * (1 - chance) / draws) ** 0.5
+
+
+def test_it_is_saved_as_the_tokenizer_that_it_came_from():
+    assert DroppedMerges(SUBWORDS["bpe"]).as_dict() == SUBWORDS["bpe"].as_dict()
 
 
 def test_the_letters_of_bytes_are_the_librarys():
