@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # English to German news with the corpora at hand: train on news of other years, Tatoeba and Multi30k; score newstest2014.
-# The model also gives page 20 its attention on real sentences. `make newstest` runs it, and goes on where it was interrupted;
-# the corpora lie in the folder that ANNOTATED_DATA names. Far from WMT14's 4.5 million pairs: for orientation.
+# `make newstest` runs it, and goes on where it was interrupted; the corpora lie in the folder that ANNOTATED_DATA names.
+# Far from WMT14's 4.5 million pairs: for orientation.
 source "$(dirname "$0")/environment.sh"
 work=_build/newstest results=results/newstest
 mkdir -p "$results"
@@ -12,5 +12,3 @@ mkdir -p "$results"
     2>&1 | tee >(without_bar "$results/train.log")
 annotated score "$work/model" "$work/data" test "$results" --beam 4 --alpha 0.6 --command "make newstest" \
     --data "newstest2014, all 3,003 sentences; trained on 224,525 pairs: news-2008-2012, news-2015-2020, Tatoeba, Multi30k"
-.venv/bin/python experiments/real_attention.py "$work/model" "$work/data" results/real_attention.json \
-    "newstest2014, translated by the model of make newstest"

@@ -122,27 +122,28 @@ def test_kept_models_are_small_can_be_loaded_and_have_a_card():
     assert max(sizes) <= keep.MOST and sum(sizes) <= keep.MOST_TOGETHER
     for folder in folders:
         saved, card = load_checkpoint(folder), (folder / "README.md").read_text(encoding="utf-8")
-        _, result, command, _, data = keep.MODELS[folder.name]
+        _, result, told = keep.MODELS[folder.name]
         facts = json.loads((ROOT / "results" / result).read_text(encoding="utf-8"))
         assert saved.info["training"] == facts["training"] and asdict(saved.model.config) == facts["model"]
-        assert f"{facts['parameters']:,} parameters" in card and f"{facts['training']['steps']:,} updates" in card
-        assert command in card and data in card and f"../../{result}" in card
+        assert f"{facts['parameters']:,} parameters" in card and f"{facts['log'][-1]['step']:,} updates" in card
+        assert all(words in card for words in told.values()) and f"../../{result}" in card
 
 
 def test_a_model_that_is_kept_comes_back_rounded_and_a_large_one_is_refused(tmp_path, monkeypatch):
     torch.manual_seed(0)
     model = Transformer(TransformerConfig(50, N=1, d_model=8, d_ff=16, h=2)).eval()
-    save_checkpoint(tmp_path / "trained", model, training={"steps": 3})
-    monkeypatch.setitem(keep.MODELS, "new", ("trained", "new.json", "make new", "a test", "nothing"))
+    info = {"training": {"steps": 5, "seed": 0}, "averaged": [], "log": [{"step": 3}]}
+    save_checkpoint(tmp_path / "trained", model, **info)
+    told = {"purpose": "a test", "command": "make new", "license": "mit", "language": "en", "data": "nothing"}
+    monkeypatch.setitem(keep.MODELS, "new", ("trained", "new.json", told))
     (tmp_path / "results").mkdir()
-    facts = {"training": {"steps": 3}, "seed": 0, "averaged": [], "machine": "this one"}
-    (tmp_path / "results" / "new.json").write_text(json.dumps(facts))
+    (tmp_path / "results" / "new.json").write_text('{"machine": "this one"}')
     for _ in "ab":  # the second takes the place of the first
         keep.keep("new", tmp_path / "models", tmp_path)
     kept = load_checkpoint(tmp_path / "models" / "new")
     for name, weight in model.state_dict().items():
         assert torch.equal(kept.model.state_dict()[name], weight.half().float())
-    assert kept.info == {"training": {"steps": 3}} and "3 updates" in (tmp_path / "models/new/README.md").read_text()
+    assert kept.info == info and "3 updates" in (tmp_path / "models/new/README.md").read_text()
     monkeypatch.setattr(keep, "MOST", 1000)
     with pytest.raises(ValueError, match="the model new has .* keep a smaller one"):
         keep.keep("new", tmp_path / "models", tmp_path)
@@ -157,9 +158,11 @@ def test_the_table_has_the_toy_scores_of_the_file():
     assert facts["training_seconds"] is None or f"{facts['training_seconds']:.0f} s of training" in row
 
 
-def test_the_record_says_what_was_scored_beside_what_was_chosen():
-    scored = json.loads((ROOT / "results/multi30k_record/test.json").read_text(encoding="utf-8"))
-    chosen = json.loads((ROOT / "results/multi30k_record/choices.json").read_text(encoding="utf-8"))
-    last = [int(name.removeprefix("step-")) for name in scored["averaged_checkpoints"]][-2:]
-    assert last == [chosen["last_checkpoint"], scored["training"]["steps"]]
-    assert "8,000" in chosen["note"] and "7,980" in scored["averaged_note"]
+def test_every_row_of_the_record_was_scored_as_was_chosen_on_val():
+    chosen = json.loads((ROOT / "results/multi30k_record/choices.json").read_text(encoding="utf-8"))["choices"]
+    best = max(chosen, key=lambda choice: choice["bleu"])
+    scored = [json.loads(path.read_text(encoding="utf-8")) for path in (ROOT / "results/multi30k_record").glob("*/seed*/test.json")]
+    assert scored
+    for facts in scored:
+        assert facts["decoding"] == f"beam {best['beam']}, alpha {best['alpha']}"
+        assert len(facts["averaged_checkpoints"]) == best["checkpoints"] and facts["sentences"] == 1000

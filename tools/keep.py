@@ -1,6 +1,6 @@
 """Keep a trained model among the results: results/models/NAME, in half precision, with a card.
 
-    python tools/keep.py gum         after `make parse-gum`
+    python tools/keep.py gum         after `make parse-gum`: its model, and so for each of MODELS
 
 `load_checkpoint`, and every command that takes a model's folder, reads it. A model has at most 12 MB, all together have at most 30.
 """
@@ -17,14 +17,20 @@ from notebooks import ROOT
 
 PLACE = ROOT / "results" / "models"
 MOST, MOST_TOGETHER = 12e6, 30e6  # bytes
-MODELS = {  # name: the folder of the trained model, its file of results, how to make it again, what for, what it was trained on
-    "gum": ("_build/parse-gum", "parsing_gum.json", "make parse-gum", "a constituency parser for English (page 22)",
-            "the trees of the GUM corpus whose texts are under CC BY (academic writing, court, news, interviews: CC BY 4.0 and 2.5; "
-            "annotations CC BY 4.0), by Amir Zeldes and many annotators, https://github.com/amir-zeldes/gum"),
+MODELS = {  # name: the folder of the trained model, its file of results, and what its card says
+    "gum": ("_build/parse-gum", "parsing_gum.json", {
+        "purpose": "a constituency parser for English (page 22)", "command": "make parse-gum", "license": "mit", "language": "en",
+        "data": "the trees of the GUM corpus whose texts are under CC BY (academic writing, court, news, interviews: CC BY 4.0 and 2.5; "
+                "annotations CC BY 4.0), by Amir Zeldes and many annotators, https://github.com/amir-zeldes/gum"}),
+    "multi30k": ("_build/multi30k_record/published.seed0", "multi30k_record/published/seed0/test.json", {
+        "purpose": "English captions to German, both lower-cased, in Moses tokens (page 20)", "command": "make multi30k-record",
+        "license": "other", "language": "[en, de]",
+        "data": "the 29,000 pairs of Multi30k's training split, https://github.com/multi30k/dataset, which names no licence: "
+                "for research and education"}),
 }
 CARD = """---
-license: mit
-language: en
+license: {license}
+language: {language}
 library_name: annotated
 ---
 
@@ -40,17 +46,17 @@ library_name: annotated
 
 def keep(name, place=PLACE, root=ROOT):
     """Write the model `name` into a folder of `place`, in place of an older one; ValueError for one that is too large."""
-    folder, results, command, purpose, data = MODELS[name]
-    facts = json.loads((root / "results" / results).read_text(encoding="utf-8"))
+    folder, results, told = MODELS[name]
+    machine = json.loads((root / "results" / results).read_text(encoding="utf-8"))["machine"]
     saved = load_checkpoint(root / folder)
     moved = max((weight.half() - weight).abs().max().item() for weight in saved.model.state_dict().values())
     with tempfile.TemporaryDirectory() as part:
         new = Path(part) / name
         save_checkpoint(new, saved.model.half(), saved.tokenizer, **saved.info)
         write_text(new / "README.md", CARD.format(
-            name=name, purpose=purpose, command=command, data=data, results=results,
-            steps=facts["training"]["steps"], seed=facts["seed"], average=len(facts["averaged"]), machine=facts["machine"],
-            parameters=sum(weight.numel() for weight in saved.model.parameters()), moved=moved))
+            name=name, results=results, machine=machine, moved=moved, steps=saved.info["log"][-1]["step"],
+            seed=saved.info["training"]["seed"], average=len(saved.info["averaged"]),
+            parameters=sum(weight.numel() for weight in saved.model.parameters()), **told))
         size = sum(path.stat().st_size for path in new.iterdir())
         if size > MOST:
             raise ValueError(f"the model {name} has {size / 1e6:.1f} MB, more than {MOST / 1e6:.0f}: keep a smaller one")
