@@ -23,7 +23,7 @@ MODELS = {  # name: the folder of the trained model, its file of results, and wh
         "data": "the trees of the GUM corpus whose texts are under CC BY (academic writing, court, news, interviews: CC BY 4.0 and 2.5; "
                 "annotations CC BY 4.0), by Amir Zeldes and many annotators, https://github.com/amir-zeldes/gum"}),
     "multi30k": ("_build/multi30k_record/published.seed0", "multi30k_record/published/seed0/test.json", {
-        "purpose": "English captions to German, both lower-cased, in Moses tokens (page 20)", "command": "make multi30k-record",
+        "purpose": "English captions to German, both lower-cased, in Moses tokens (pages 19, 20)", "command": "make multi30k-record",
         "license": "other", "language": "[en, de]",
         "data": "the 29,000 pairs of Multi30k's training split, https://github.com/multi30k/dataset, which names no licence: "
                 "for research and education"}),
