@@ -7,6 +7,7 @@
 #
 #     experiments/multi30k_record.sh NAME OPTIONS…               a row of its own, with options of `annotated train` beyond the paper
 #     split=valid experiments/multi30k_record.sh dropped --attention-dropout 0.1        scored on `val`, to choose before `test` is seen
+#     seeds="1 2" experiments/multi30k_record.sh         these only: another core may run the others at the same time
 #     copies=10 experiments/multi30k_record.sh cut-anew        with BPE-dropout: ten copies of each pair, each cut anew
 source "$(dirname "$0")/environment.sh"
 name=${1:-published} split=${split:-test}
@@ -20,7 +21,7 @@ if [ -n "${copies:-}" ]; then
     [ -d "$data" ] || annotated prepare "$work/data" "$data" --vocab-size 10000 --max-ratio 1000 --copies "$copies" \
         --source-language en --target-language de
 fi
-for seed in 0 1 2; do
+for seed in ${seeds:-0 1 2}; do
     model=$work/$name.seed$seed
     [ -d "$model" ] || annotated train "$data" --source en --target de --out "$model" --checkpoints "$model-checkpoints" --resume \
         --preset small --N 4 --d-model 128 --d-ff 256 --h 4 --dropout 0.3 --vocab-size 10000 --precision bf16 --seed "$seed" \
