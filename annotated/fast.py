@@ -128,7 +128,7 @@ class ChunkedLoss(LabelSmoothingLoss):
                   weight: Float[Tensor, "vocab_size d_model"], target: Int[Tensor, "*batch"],
                   chunk=None) -> Float[Tensor, ""]:
         """chunk: tokens at a time; by default those of 256 MB of logits (few: all at once)."""
-        whole = chunk or max(512, (1 << (27 if hidden.is_cuda else 22)) // len(weight))
+        whole = chunk or max(256, (1 << (27 if hidden.is_cuda else 20)) // len(weight))
         if target.numel() <= whole:
             return super().of_hidden(hidden, weight, target)
         # to leave padding out on a GPU would mean to wait for how much there is
