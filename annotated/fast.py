@@ -23,7 +23,7 @@ from .embeddings import TokenEmbedding
 from .feed_forward import PositionwiseFeedForward
 from .files import c_library, use_large_pages
 from .multi_head import MultiHeadAttention
-from .native import NativeSteps, consists_of, one_call_ways, quickest
+from .native import NativeSteps, consists_of, losses_in_c, one_call_ways, quickest
 from .positional import LearnedPositionalEmbedding, PositionalEncoding, sinusoidal_encoding
 from annotated.products import (
     PackedProduct,
@@ -87,7 +87,9 @@ class _ChunkedSum(torch.autograd.Function):
             for x, right, slope in zip(*parts, strict=True):
                 x = x.to(dtype)  # (chunk, d_model)
                 logits = multiply(x, matrix.T)  # (chunk, vocab_size)
-                total += _loss_to_slope(logits, right, smoothing, rows, total.dtype, pad_id)
+                losses = losses_in_c(logits, right, smoothing)
+                total += (losses.sum() if losses is not None else
+                          _loss_to_slope(logits, right, smoothing, rows, total.dtype, pad_id))
                 slope.copy_(multiply(logits, matrix))
                 if dtype == weight.dtype and not quick:
                     outer = logits.T @ x if outer is None else outer.addmm_(logits.T, x)
