@@ -531,7 +531,7 @@ _STEPS = TrainingConfig(steps=80_000, max_tokens=512, warmup=500, factor=0.5, sa
 _PAIRS = {"copies": 4, "min_frequency": 3, "leaves": "numbers", "parts": True, "word_dropout": 1.0}
 PARSERS = {  # name: (sizes, TrainingConfig, how training pairs are made of trees)
     "gum": (_SIZES, _STEPS, _PAIRS),
-    "craft": (_SIZES, replace(_STEPS, steps=40_000, validate_every=2000),
+    "craft": (_SIZES, replace(_STEPS, steps=50_000, validate_every=2000),
               _PAIRS | {"copies": 2, "min_frequency": 6}),
     "toy": (replace(_SIZES, dropout=0.0),
             replace(_STEPS, steps=3000, max_tokens=1024, warmup=300, validate_every=200,
@@ -567,17 +567,19 @@ def save_parser(folder, treebank, sizes, training, pairs, average=5, device="cpu
                     vocabulary={"symbols": vocabulary.symbols, "words": vocabulary.words})
 
 # %% ../notebooks/22_parsing.ipynb #b4874422
-def score_parser(folder, treebank, device="cpu", **how):
+def score_parser(folder, treebank, device="cpu", prepare=Transformer.eval, **how):
     """Score the parser in a folder: (facts for a file of results, the trees of the last row).
 
-    how: beam, alpha, extra, sentences, beam_sentences, split, as for `parsing_scores`. ValueError
-    for a parser of another treebank.
+    prepare: gets the model and returns one that parses the same, faster. how: beam, alpha, extra,
+    sentences, beam_sentences, split, as for `parsing_scores`. ValueError for a parser of another
+    treebank.
     """
     saved, start = load_checkpoint(folder, device), time.time()
     if saved.info.get("treebank") != treebank.name:
         raise ValueError(f"{folder} holds no parser of the treebank {treebank.name}: give another")
     vocabulary = ParsingVocabulary(**saved.info["vocabulary"])
-    rows, trees = parsing_scores(saved.model, vocabulary, treebank, **how, show_progress=True)
+    model = prepare(saved.model)
+    rows, trees = parsing_scores(model, vocabulary, treebank, **how, show_progress=True)
     kept = ("training", "pairs", "left_out", "averaged", "seconds", "log")
     some = f", its first {how['sentences']}" if how.get("sentences") else ""
     reasons = Counter(re.sub(r"\(?\S*[()]\S*|'.*'|\d+", "…", tree.reason)
@@ -590,7 +592,7 @@ def score_parser(folder, treebank, device="cpu", **how):
                   "ADVP = PRT, summed over the corpus; a malformed output is an empty tree",
         "scores": {name: asdict(score) for name, score in rows.items()},
         "malformed": dict(reasons.most_common(8)),
-        "parameters": sum(weight.numel() for weight in saved.model.parameters()),
+        "parameters": sum(weight.numel() for weight in model.parameters()),
         "model": asdict(saved.model.config), **{name: saved.info[name] for name in kept},
         "scoring_seconds": round(time.time() - start), **files.provenance("annotated/parsing.py"),
     }, trees

@@ -472,7 +472,9 @@ def _parse(arguments):
                             build=fast.transformer_to_train, loss=fast.ChunkedLoss)
     how = {name: getattr(options, name)
            for name in ("beam", "alpha", "extra", "split", "sentences", "beam_sentences")}
-    facts, trees = parsing.score_parser(options.out, treebank, device, **how)
+    facts, trees = parsing.score_parser(
+        options.out, treebank, device,
+        lambda model: fast.prepare(model, "translate", rows=128), **how)
     facts |= {"command": _line("parse", arguments)}
     for name, score in facts["scores"].items():
         print(f"{name:16} F1 {score['f1']:6.2f}  well-formed {score['well_formed']:6.2f}")
