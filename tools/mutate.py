@@ -200,7 +200,7 @@ MUTATIONS = [
     ("a target in C may be below 0", "native", "target[r] < 0 || ", "", "native"),
     ("the loss in C forgets what is smoothed", "native", " - less * sum;", ";", "native"),
     ("the right token in C keeps the gradient of the others", "native", "* turn - less - most);", "* turn - less);", "native"),
-    ("what C cannot sum is lost", "fast", "(losses.sum() if losses is not None else", "(losses.sum() if losses is not None else 0 *", "fast"),
+    ("what C cannot sum is lost", "fast", "if losses is not None else", "if losses is not None else 0 *", "fast"),
     ("biases of the decoder are passed by in C", "native", "return found == [shapes for _, shapes in wanted] and all(", "return all(",
      "fast"),
     ("heads of another number are passed by in C", "native", 'for name in ("h", "norm_first")', 'for name in ("norm_first",)', "fast"),
