@@ -446,7 +446,7 @@ class TreeGrammar:
 
 
 # %% ../notebooks/22_parsing.ipynb #515390b2
-def parse_sentences(model, vocabulary, sentences, beam=21, alpha=0.3, extra=300, max_tokens=4096,
+def parse_sentences(model, vocabulary, sentences, beam=21, alpha=0.3, extra=300, max_tokens=16_384,
                     show_progress=False, constrained=False):
     """Parse sentences, each a list of words: a `Tree`, or `Malformed` with the reason (6.3).
 

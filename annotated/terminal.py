@@ -474,7 +474,7 @@ def _parse(arguments):
            for name in ("beam", "alpha", "extra", "split", "sentences", "beam_sentences")}
     facts, trees = parsing.score_parser(
         options.out, treebank, device,
-        lambda model: fast.prepare(model, "translate", rows=128), **how)
+        lambda model: fast.prepare(model, "translate", rows=512), **how)
     facts |= {"command": _line("parse", arguments)}
     for name, score in facts["scores"].items():
         print(f"{name:16} F1 {score['f1']:6.2f}  well-formed {score['well_formed']:6.2f}")
