@@ -113,10 +113,10 @@ padding: setup  ## shares of padding in Multi30k, for page 13 (a minute)
 precision: setup  ## translations in each precision by the model of `make multi30k-record`, for page 24 (a few minutes on 1 core)
 	$(PYTHON) experiments/precision.py _build/multi30k_record/data results/precision.json _build/multi30k_record/published.seed0-checkpoints/step-*
 
-parse-gum: setup  ## train and score a constituency parser on the treebank GUM (about 40 minutes on 1 core)
+parse-gum: setup  ## train and score a constituency parser on the treebank GUM (about 90 minutes on 1 core)
 	bash experiments/treebanks.sh gum
 
-parse-craft: setup  ## the same on the treebank CRAFT (about 50 minutes on 1 core)
+parse-craft: setup  ## the same on the treebank CRAFT (about 100 minutes on 1 core)
 	bash experiments/treebanks.sh craft
 
 wmt: setup  ## the full WMT14 run of page 23 on this machine's GPUs (WMT_SIZE=base|big WMT_PAIR=en-de|en-fr); days

@@ -23,12 +23,13 @@ from .embeddings import TokenEmbedding
 from .feed_forward import PositionwiseFeedForward
 from .files import c_library, use_large_pages
 from .multi_head import MultiHeadAttention
-from .native import NativeSteps, consists_of, losses_in_c, one_call_ways, quickest
+from .native import NativeSteps, consists_of, one_call_ways, quickest
 from .positional import LearnedPositionalEmbedding, PositionalEncoding, sinusoidal_encoding
 from annotated.products import (
     PackedProduct,
     TrainedProduct,
     in_turns,
+    losses_in_c,
     onednn_product,
     product,
     trains_faster,

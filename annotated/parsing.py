@@ -445,6 +445,7 @@ class TreeGrammar:
         return allowed.flatten(0, 1).to(ids.device)
 
 
+
 # %% ../notebooks/22_parsing.ipynb #515390b2
 def parse_sentences(model, vocabulary, sentences, beam=21, alpha=0.3, extra=300, max_tokens=16_384,
                     show_progress=False, constrained=False):
@@ -463,13 +464,12 @@ def parse_sentences(model, vocabulary, sentences, beam=21, alpha=0.3, extra=300,
             raise ValueError(f"sentences[{index}] has no word: leave it out")
     if not sentences:
         return []
-    device = next(model.parameters()).device
     sources = [[*vocabulary.encode_words(words), END] for words in sentences]
     lengths = [(len(source), len(source)) for source in sources]
     budget = max(max_tokens // beam, max(map(len, sources)))
     trees, batches = [None] * len(sentences), token_batches(lengths, budget, order="sorted")
     for batch in tqdm(batches, "parsing", disable=not show_progress):
-        source = pad([sources[i] for i in batch]).to(device)
+        source = pad([sources[i] for i in batch]).to(next(model.parameters()).device)
         words = [sentences[i] for i in batch]
         rules = {"allowed": TreeGrammar(vocabulary, words, extra)} if constrained else {}
         found = (greedy_decode(model, source, extra) if beam == 1 and not constrained else
@@ -577,8 +577,7 @@ def score_parser(folder, treebank, device="cpu", prepare=Transformer.eval, **how
     saved, start = load_checkpoint(folder, device), time.time()
     if saved.info.get("treebank") != treebank.name:
         raise ValueError(f"{folder} holds no parser of the treebank {treebank.name}: give another")
-    vocabulary = ParsingVocabulary(**saved.info["vocabulary"])
-    model = prepare(saved.model)
+    vocabulary, model = ParsingVocabulary(**saved.info["vocabulary"]), prepare(saved.model)
     rows, trees = parsing_scores(model, vocabulary, treebank, **how, show_progress=True)
     kept = ("training", "pairs", "left_out", "averaged", "seconds", "log")
     some = f", its first {how['sentences']}" if how.get("sentences") else ""

@@ -6,18 +6,19 @@
 __all__ = []
 
 # %% ../notebooks/86_products.ipynb #344b2fee
+import ctypes
 import timeit
 import warnings
 from functools import cache, partial
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from .files import measured_once
-from .native import NativeProduct, ways_in_c
+from .files import compiled_library, measured_once
+from .native import SOURCE, NativeProduct, ways_in_c
 
 # %% ../notebooks/86_products.ipynb #acbd61f3
 _Matrix, _Offset = Float[Tensor, "out in"], Float[Tensor, " out"] | None
@@ -191,3 +192,66 @@ def trains_faster(weight: Float[Tensor, "..."]):
     """Whether weights of this size, type and place train faster by `TrainedProduct` here."""
     fits = weight.dtype == torch.float32 and weight.numel() >= 1 << 16
     return fits and PackedProduct.works(weight) and _gains(torch.get_num_threads())
+
+# %% ../notebooks/86_products.ipynb #20121e42
+_LOSS = r"""
+#if BITS == 16
+static inline float value(number x) { return from_bits((uint32_t)x << 16); }
+static inline number nearest(float x) {  // ties to even
+  uint32_t bits; memcpy(&bits, &x, 4);
+  return (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+}
+#else
+static inline float value(number x) { return x; }
+static inline number nearest(float x) { return x; }
+#endif
+
+int losses(int64_t rows, int64_t types, int64_t threads, double smoothing, const int64_t *target,
+           number *logits, float *loss) {  // the logits become their gradients
+  for (int64_t r = 0; r < rows; r++)
+    if (target[r] < 0 || target[r] >= types) return r;  // no such token
+#pragma omp parallel for num_threads(threads)
+  for (int64_t r = 0; r < rows; r++) {
+    number *z = logits + r * types;
+    float top = -INFINITY, sum = 0, total = 0, less = smoothing / types;
+    float right = value(z[target[r]]), most = 1 - smoothing;
+#pragma omp simd reduction(max:top) reduction(+:sum)
+    for (int64_t i = 0; i < types; i++)
+      top = value(z[i]) > top ? value(z[i]) : top, sum += value(z[i]);
+#pragma omp simd reduction(+:total)
+    for (int64_t i = 0; i < types; i++) total += power_of_e(value(z[i]) - top);
+    loss[r] = top + logf(total) - most * right - less * sum;
+    float turn = 1 / total;
+    for (int64_t i = 0; i < types; i++)
+      z[i] = nearest(power_of_e(value(z[i]) - top) * turn - less);
+    z[target[r]] = nearest(power_of_e(right - top) * turn - less - most);
+  }
+  return -1;
+}
+"""
+
+
+@cache
+def loss_library(bits):
+    """The compiled loss of 16 or 32 bits, loaded; None where no C compiler can make one."""
+    return compiled_library(f"loss{bits}", SOURCE + _LOSS, f"-DBITS={bits}")
+
+# %% ../notebooks/86_products.ipynb #c1069b83
+def losses_in_c(logits: Float[Tensor, "tokens types"], target: Int[Tensor, " tokens"], smoothing):
+    """The loss of each token, in nats; the logits become their gradients (5.4).
+
+    None, and nothing done, where C cannot: other types and devices, no compiler. IndexError for a
+    target that is no type.
+    """
+    bits = {torch.bfloat16: 16, torch.float32: 32}.get(logits.dtype)
+    plain = logits.device.type == "cpu" and logits.is_contiguous()
+    if bits is None or not plain or loss_library(bits) is None:
+        return None
+    losses, target = logits.new_empty(len(logits), dtype=torch.float32), target.contiguous()
+    addresses = (ctypes.c_void_p(one.data_ptr()) for one in (target, logits, losses))
+    numbers = map(ctypes.c_int64, (*logits.shape, torch.get_num_threads()))
+    wrong = loss_library(bits).losses(*numbers, ctypes.c_double(smoothing), *addresses)
+    if wrong >= 0:
+        raise IndexError(f"target {wrong} is {target[wrong].item()}: give an id from 0 to "
+                         f"{logits.size(1) - 1}")
+    return losses

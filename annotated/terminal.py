@@ -472,14 +472,12 @@ def _parse(arguments):
                             build=fast.transformer_to_train, loss=fast.ChunkedLoss)
     how = {name: getattr(options, name)
            for name in ("beam", "alpha", "extra", "split", "sentences", "beam_sentences")}
-    facts, trees = parsing.score_parser(
-        options.out, treebank, device,
-        lambda model: fast.prepare(model, "translate", rows=512), **how)
-    facts |= {"command": _line("parse", arguments)}
+    parts = options.out, treebank, device, lambda model: fast.prepare(model, "translate", rows=512)
+    facts, trees = parsing.score_parser(*parts, **how)
     for name, score in facts["scores"].items():
         print(f"{name:16} F1 {score['f1']:6.2f}  well-formed {score['well_formed']:6.2f}")
     if options.results:
-        files.write_json(options.results, facts)
+        files.write_json(options.results, facts | {"command": _line("parse", arguments)})
     if options.trees:
         files.write_text(options.trees, "".join(f"{tree or '(TOP)'}\n" for tree in trees))
 
