@@ -247,7 +247,7 @@ def losses_in_c(logits: Float[Tensor, "tokens types"], target: Int[Tensor, " tok
     plain = logits.device.type == "cpu" and logits.is_contiguous()
     if bits is None or not plain or loss_library(bits) is None:
         return None
-    losses, target = logits.new_empty(len(logits), dtype=torch.float32), target.contiguous()
+    losses, target = logits.new_empty(len(logits), dtype=torch.float32), target.long().contiguous()
     addresses = (ctypes.c_void_p(one.data_ptr()) for one in (target, logits, losses))
     numbers = map(ctypes.c_int64, (*logits.shape, torch.get_num_threads()))
     wrong = loss_library(bits).losses(*numbers, ctypes.c_double(smoothing), *addresses)
