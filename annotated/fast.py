@@ -76,7 +76,8 @@ class _ChunkedSum(torch.autograd.Function):
         device, V = hidden.device.type, len(weight)
         low = torch.is_autocast_enabled(device)
         dtype = torch.get_autocast_dtype(device) if low else weight.dtype
-        chunks = math.ceil(len(hidden) / (chunk or max(512, (1 << 28) // (V * dtype.itemsize))))
+        room = 1 << (28 if hidden.is_cuda else 27)  # bytes of logits
+        chunks = math.ceil(len(hidden) / (chunk or max(512, room // (V * dtype.itemsize))))
         chunk = math.ceil(len(hidden) / max(chunks, 1))
         matrix, slopes, outer = weight.to(dtype), torch.empty_like(hidden), None
         total = hidden.new_zeros((), dtype=torch.promote_types(dtype, torch.float32))
@@ -130,7 +131,7 @@ class ChunkedLoss(LabelSmoothingLoss):
     def of_hidden(self, hidden: Float[Tensor, "*batch d_model"],
                   weight: Float[Tensor, "vocab_size d_model"], target: Int[Tensor, "*batch"],
                   chunk=None) -> Float[Tensor, ""]:
-        """chunk: tokens at a time; by default those of 256 MB of logits (few: all at once)."""
+        """chunk: tokens at a time; by default those of 128 MB of logits, 256 on a GPU."""
         whole = chunk or max(256, (1 << (27 if hidden.is_cuda else 20)) // len(weight))
         if target.numel() <= whole:
             return super().of_hidden(hidden, weight, target)
