@@ -94,6 +94,9 @@ variations: setup  ## train every row of Table 3 on Multi30k for page 21, a proc
 variations-toy: setup  ## the same on toy until base has learned, with all pairs and with 2,000 (hours)
 	bash experiments/variations.sh toy
 
+variations-long: setup  ## nine rows, two seeds, on Multi30k until base translates (hours)
+	bash experiments/variations.sh multi30k-long
+
 lengths: setup  ## translate toy sentences longer than those of training, for page 05 (about 10 minutes on 1 core)
 	$(PYTHON) experiments/lengths.py
 
@@ -125,4 +128,4 @@ wmt: setup  ## the full WMT14 run of page 23 on this machine's GPUs (WMT_SIZE=ba
 gpu-check: setup  ## ten minutes on this machine's GPUs before a run costs money: _build/gpu_check/report.txt (CHECK="--device cpu": a tiny model)
 	$(PYTHON) tools/gpu_check.py $(CHECK)
 
-.PHONY: help setup book site test test-site axe test-long results toy lint lab sync export bench multi30k multi30k-record newstest variations variations-toy lengths since long-inputs padding precision parse-gum parse-craft wmt gpu-check two-processes
+.PHONY: help setup book site test test-site axe test-long results toy lint lab sync export bench multi30k multi30k-record newstest variations variations-toy variations-long lengths since long-inputs padding precision parse-gum parse-craft wmt gpu-check two-processes

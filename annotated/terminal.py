@@ -490,8 +490,8 @@ class Vary:
     out: Path  # folder for the results; runs that are there are not run again
     work: Path = Path("_build/variations")  # folder for checkpoints and messages
     # sizes and updates; the corpus's own, or multi30k's; toy-long trains until base has learned,
-    # toy-few as long on 2,000 pairs
-    scale: Literal["multi30k", "toy", "toy-long", "toy-few"] | None = None
+    # multi30k-long until base translates, toy-few as long as toy-long on 2,000 pairs
+    scale: Literal["multi30k", "multi30k-long", "toy", "toy-long", "toy-few"] | None = None
     rows: list[str] | None = None  # names of rows; all if not given
     seeds: int = 3  # runs of each row
     workers: int | None = None  # runs side by side: 2, or with cuda one for each GPU

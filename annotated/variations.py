@@ -88,6 +88,9 @@ SCALES = {
 SCALES["toy-long"] = replace(SCALES["toy"], sentences=None, training=replace(
     SCALES["toy"].training, steps=2000, warmup=400, validate_every=200, save_every=200))
 SCALES["toy-few"] = replace(SCALES["toy-long"], pairs=2000)
+SCALES["multi30k-long"] = replace(SCALES["multi30k"], training=replace(
+    SCALES["multi30k"].training, steps=2000, max_tokens=2048, warmup=400, validate_every=250,
+    save_every=250))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from helpers import ROOT, random_model
 
-from annotated import terminal
+from annotated import terminal, variations
 from annotated.batches import count_batches, pair_lengths
 from annotated.corpora import Corpus, load_corpus
 from annotated.fast import ChunkedLoss, prepare, undo
@@ -215,6 +215,14 @@ def test_table_3_on_toy_begins_with_base_and_goes_on_by_whole_seeds(tmp_path):
     assert [words[-1] for words in made[2:]] == ["1", "1", "2", "2", "3", "3"] and all(words[-2] == "--seeds" for words in made[2:])
     assert {words[words.index("--out") + 1] for words in made} == {"results/variations_toy-long", "results/variations_toy-few"}
     assert calls_of(tmp_path, "variations.sh")[0] == [["vary", "multi30k", "--out", "results/variations"]]
+
+
+def test_table_3_on_multi30k_takes_nine_rows_of_two_seeds(tmp_path):
+    (made,), _ = calls_of(tmp_path, "variations.sh", "multi30k-long", "--workers", "1")
+    names = made[made.index("--rows") + 1:made.index("--seeds")]
+    assert made[:4] == ["vary", "multi30k", "--scale", "multi30k-long"] and made[-4:] == ["--seeds", "2", "--workers", "1"]
+    known = {row.name for row in variations.rows("multi30k-long")}
+    assert len(set(names)) == 9 and set(names) <= known and "base" in names
 
 
 # Long inputs: layers that are computed again

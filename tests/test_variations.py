@@ -109,7 +109,7 @@ def test_rows_differ_from_base_in_the_named_fields_only():
     assert base.training.label_smoothing == base.config.dropout == 0.1 and base.config.d_k is None
 
 
-@pytest.mark.parametrize("scale", ["multi30k", "toy", "toy-long"])
+@pytest.mark.parametrize("scale", ["multi30k", "multi30k-long", "toy", "toy-long"])
 def test_small_rows_are_in_proportion(scale):
     small = {row.name: row for row in rows(scale, 500)}
     base = small["base"]

@@ -22,6 +22,10 @@ MODELS = {  # name: the folder of the trained model, its file of results, and wh
         "purpose": "a constituency parser for English (page 22)", "command": "make parse-gum", "license": "mit", "language": "en",
         "data": "the trees of the GUM corpus whose texts are under CC BY (academic writing, court, news, interviews: CC BY 4.0 and 2.5; "
                 "annotations CC BY 4.0), by Amir Zeldes and many annotators, https://github.com/amir-zeldes/gum"}),
+    "craft": ("_build/parse-craft", "parsing_craft.json", {
+        "purpose": "a constituency parser for English biomedical text (page 22)", "command": "make parse-craft", "license": "cc-by-3.0",
+        "language": "en", "data": "the trees of CRAFT's open-access articles (annotations CC BY 3.0; the articles' own terms in its "
+                                  "ATTRIBUTION), https://github.com/UCDenver-ccp/CRAFT"}),
     "multi30k": ("_build/multi30k_record/published.seed0", "multi30k_record/published/seed0/test.json", {
         "purpose": "English captions to German, both lower-cased, in Moses tokens (pages 19, 20)", "command": "make multi30k-record",
         "license": "other", "language": "[en, de]",
