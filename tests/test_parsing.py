@@ -538,23 +538,33 @@ def test_a_run_of_several_starts_tells_the_seconds_of_all(tmp_path):
     assert 5000 < told["wall"] < 5600 and 3000 < told["processor"] < 3600 and told["starts"] == 3
 
 
-def test_the_kept_parser_parses_what_its_training_never_held():
-    """As gold: two sentences in the Penn Treebank's manner, brackets by hand; the score of the whole test set is in results/."""
-    kept = load_checkpoint(ROOT / "results" / "models" / "gum")
-    vocabulary = ParsingVocabulary(**kept.info["vocabulary"])
-    gold = ["(S (NP (XX Attention)) (VP (XX is) (NP (NP (XX all)) (SBAR (S (NP (XX you)) (VP (XX need)))))) (. .))",
-            "(S (NP (XX The) (XX committee)) (VP (XX rejected) (NP (XX the) (XX plan))) (. .))"]
-    gold = [parse_tree(text) for text in gold]
-    found = parse_sentences(kept.model, vocabulary, [tree.words for tree in gold], beam=4, constrained=True)
+OWN = {  # sentences in the Penn Treebank's manner, brackets by hand; the scores of whole test sets are in results/
+    "gum": ["(S (NP (XX Attention)) (VP (XX is) (NP (NP (XX all)) (SBAR (S (NP (XX you)) (VP (XX need)))))) (. .))",
+            "(S (NP (XX The) (XX committee)) (VP (XX rejected) (NP (XX the) (XX plan))) (. .))"],
+    "craft": ["(S (NP (NP (XX Cells)) (SBAR (WHNP (XX that)) (S (VP (XX lack) (NP (XX the) (XX gene)))))) (VP (XX do) (XX not) "
+              "(VP (XX divide))) (. .))",
+              "(S (NP (XX The) (XX protein)) (VP (XX was) (VP (XX expressed) (PP (XX in) (NP (XX adult) (XX mice))))) (. .))"]}
+
+
+def kept_parser(name):
+    """The model among the results, and its vocabulary."""
+    kept = load_checkpoint(ROOT / "results" / "models" / name)
+    return kept.model, ParsingVocabulary(**kept.info["vocabulary"])
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_the_kept_parsers_parse_what_their_training_never_held(name):
+    gold = [parse_tree(text) for text in OWN[name]]
+    found = parse_sentences(*kept_parser(name), [tree.words for tree in gold], beam=4, constrained=True)
     assert bracket_f1(found, gold).f1 == 100
 
 
-def test_the_kept_parser_scores_as_its_result_says():
-    _, gold = real_trees("gum", "dev", 60)
-    kept = load_checkpoint(ROOT / "results" / "models" / "gum")
-    vocabulary = ParsingVocabulary(**kept.info["vocabulary"])
-    found = parse_sentences(kept.model, vocabulary, [tree.words for tree in map(stripped, gold)], beam=1, constrained=True)
-    assert bracket_f1(found, gold).well_formed == 100 and bracket_f1(found, gold).f1 > 55, "69.3 by the beam of 21, on all"
+@pytest.mark.parametrize(("name", "least"), [("gum", 55), ("craft", 65)])
+def test_the_kept_parsers_score_as_their_results_say(name, least):
+    """They say 69 and TODO by the beam of 21, on all."""
+    _, gold = real_trees(name, "dev", 60)
+    found = parse_sentences(*kept_parser(name), [tree.words for tree in map(stripped, gold)], beam=1, constrained=True)
+    assert bracket_f1(found, gold).well_formed == 100 and bracket_f1(found, gold).f1 > least
 
 
 def test_the_split_that_is_asked_for_is_scored(learned):
