@@ -119,7 +119,7 @@ precision: setup  ## translations in each precision by the model of `make multi3
 parse-gum: setup  ## train and score a constituency parser on the treebank GUM (about 90 minutes on 1 core)
 	bash experiments/treebanks.sh gum
 
-parse-craft: setup  ## the same on the treebank CRAFT (about 100 minutes on 1 core)
+parse-craft: setup  ## the same on the treebank CRAFT (about 2.6 hours on 1 core)
 	bash experiments/treebanks.sh craft
 
 wmt: setup  ## the full WMT14 run of page 23 on this machine's GPUs (WMT_SIZE=base|big WMT_PAIR=en-de|en-fr); days

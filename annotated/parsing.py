@@ -531,7 +531,7 @@ _STEPS = TrainingConfig(steps=80_000, max_tokens=512, warmup=500, factor=0.5, sa
 _PAIRS = {"copies": 4, "min_frequency": 3, "leaves": "numbers", "parts": True, "word_dropout": 1.0}
 PARSERS = {  # name: (sizes, TrainingConfig, how training pairs are made of trees)
     "gum": (_SIZES, _STEPS, _PAIRS),
-    "craft": (_SIZES, replace(_STEPS, steps=80_000, validate_every=2000),
+    "craft": (_SIZES, replace(_STEPS, validate_every=2000),
               _PAIRS | {"copies": 2, "min_frequency": 6}),
     "toy": (replace(_SIZES, dropout=0.0),
             replace(_STEPS, steps=3000, max_tokens=1024, warmup=300, validate_every=200,
