@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Rows of Table 3 for page 21, several seeds each, a process and a file a run. What is there is not run again.
 #     experiments/variations.sh            on Multi30k, 900 updates: `make variations`
-#     experiments/variations.sh multi30k-long        on Multi30k until base translates: nine rows, two seeds: `make variations-long`
+#     experiments/variations.sh multi30k-long        on Multi30k until base translates: nine rows, two seeds: `make variations-long`,
+#                                      some ten minutes of one core a run
 #     experiments/variations.sh toy        on toy, 2,000 updates, all pairs and the first 2,000: `make variations-toy`
 # On toy base goes first, with all seeds: its spread says beforehand which differences can be resolved. Then the rows follow seed by seed,
 # so that a stop anywhere leaves whole seeds. A run of base takes four minutes of one core; there are 120 runs, some of larger models.
@@ -17,4 +18,5 @@ case "${1:-multi30k}" in
         for seeds in 1 2 3; do
             for scale in toy-long toy-few; do sweep toy "$scale" --seeds "$seeds"; done
         done ;;
+    *) echo "usage: experiments/variations.sh [multi30k|multi30k-long|toy]" >&2; exit 2 ;;
 esac
