@@ -444,8 +444,6 @@ class TreeGrammar:
                 allowed[row, slot, self.following(sentence, tuple(prefix))] = True
         return allowed.flatten(0, 1).to(ids.device)
 
-
-
 # %% ../notebooks/22_parsing.ipynb #515390b2
 def parse_sentences(model, vocabulary, sentences, beam=21, alpha=0.3, extra=300, max_tokens=16_384,
                     show_progress=False, constrained=False):
