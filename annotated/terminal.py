@@ -84,10 +84,12 @@ class Train:
     resume: bool = False  # go on from the newest whole checkpoint in --checkpoints, if there is any
     average: int | None = None  # save the mean of the last so many checkpoints in --checkpoints
     tensorboard: Path | None = None  # folder for curves; needs the package tensorboard
+    # of a new run: its first W_Q, W_K and W_V are multiplied by this; 0.7071 gives torch.nn's
+    attention_gain: float = 1.0
 
 # %% ../notebooks/83_terminal.ipynb #ac03dc4d
-def _check_folders(options):
-    """Raise a ValueError or a FileExistsError for folders that cannot be used."""
+def _check_train(options):
+    """ValueError or FileExistsError for options and folders that cannot be used."""
     from annotated import runs
 
     folder = options.checkpoints
@@ -95,6 +97,9 @@ def _check_folders(options):
         raise ValueError("--resume and --average need checkpoints: give --checkpoints FOLDER")
     if options.average is not None and options.average < 1:
         raise ValueError(f"--average {options.average} is invalid: give at least 1")
+    if not 0 < options.attention_gain < float("inf"):
+        raise ValueError(f"--attention-gain {options.attention_gain} is invalid: give a number "
+                         "above 0, 1 for the paper's model")
     if folder and not options.resume and runs.run_checkpoints(folder):
         raise FileExistsError(f"{folder} holds checkpoints already: give --resume, or a new folder")
     if os.path.lexists(options.out):
@@ -123,6 +128,20 @@ def _corpus_with_tokenizer(options):
         return corpus, tokens.WordTokenizer.fit(corpus.train, *languages)
     pieces = options.sizes.vocab_size
     return corpus, tokens.SubwordTokenizer.fit(corpus.train, pieces, tokenizer or "bpe")
+
+# %% ../notebooks/83_terminal.ipynb #501c1a51
+def _builder(attention_gain):
+    """`fast.transformer_to_train`, whose first W_Q, W_K and W_V are multiplied by this."""
+    from annotated import fast
+
+    def build(config):
+        model = fast.transformer_to_train(config)
+        for name, weight in model.named_parameters():
+            if name.endswith(("W_Q.weight", "W_K.weight", "W_V.weight")):
+                weight.data.mul_(attention_gain)
+        return model
+
+    return build
 
 # %% ../notebooks/83_terminal.ipynb #241194a7
 def _reporter(folder=None):
@@ -171,7 +190,7 @@ def _train(arguments):
     options = train_options(arguments)
     fast.keep_memory()
     with runs.process_group(options.device, options.timeout) as device:
-        _check_folders(options)
+        _check_train(options)
         first = runs.ranks()[0] == 0
         corpus, tokenizer = _corpus_with_tokenizer(options)
         config = replace(options.sizes, vocab_size=len(tokenizer))
@@ -182,10 +201,10 @@ def _train(arguments):
         with files.counting_seconds(options.checkpoints if first else None) as seconds:
             model, log = training.train_on(
                 corpus, tokenizer, config, options.training, True, device, options.checkpoints,
-                report, fast.transformer_to_train, fast.ChunkedLoss)
+                report, _builder(options.attention_gain), fast.ChunkedLoss)
     if first:  # the others need not wait while this one averages
         _save_trained(options, model, tokenizer, corpus, training=asdict(options.training),
-                      seconds=seconds(), log=log)
+                      attention_gain=options.attention_gain, seconds=seconds(), log=log)
         last = f"{log[-1]['step']} steps in {seconds()['wall']:.0f} s; validation perplexity "
         print(f"{last}{log[-1]['valid_perplexity']:.2f}; saved in {options.out}")
 
@@ -360,6 +379,7 @@ def _score(arguments):
              **json.loads(path.read_text(encoding="utf-8")),
              "parameters": sum(weight.numel() for weight in model.parameters()),
              "model": asdict(model.config), "training": saved.info["training"],
+             "attention_gain": saved.info.get("attention_gain", 1.0),
              "averaged_checkpoints": saved.info.get("averaged", []),
              "training_seconds": saved.info["seconds"], "decoding_seconds": seconds,
              "machine": files.describe_machine(), "log": saved.info["log"],

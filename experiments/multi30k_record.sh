@@ -6,6 +6,7 @@
 # ANNOTATED_DATA says where the corpora are. Hours: 1.5 for the first seed, on one core beside other work.
 #
 #     experiments/multi30k_record.sh NAME OPTIONS…               a row of its own, with options of `annotated train` beyond the paper
+#     experiments/multi30k_record.sh smaller-start --attention-gain 0.70710678      W_Q, W_K, W_V drawn as where the published run was made
 #     split=valid experiments/multi30k_record.sh dropped --attention-dropout 0.1        scored on `val`, to choose before `test` is seen
 #     seeds="1 2" experiments/multi30k_record.sh         these only: another core may run the others at the same time
 #     copies=10 experiments/multi30k_record.sh cut-anew        with BPE-dropout: ten copies of each pair, each cut anew
@@ -14,6 +15,8 @@ name=${1:-published} split=${split:-test}
 work=_build/multi30k_record results=results/multi30k_record/$name
 data=$work/data
 epoch=58  # updates: 29,000 pairs of 10,000 types in batches of 8,192 tokens
+command="make multi30k-record"
+[ $# = 0 ] || command="${copies:+copies=$copies }experiments/multi30k_record.sh $*"
 mkdir -p "$results"
 [ -d "$data" ] || .venv/bin/python experiments/prepare.py multi30k "$data"
 if [ -n "${copies:-}" ]; then
@@ -28,7 +31,7 @@ for seed in ${seeds:-0 1 2}; do
         --max-tokens 8192 --accumulate 2 --warmup 2000 --factor 2.53 --steps $((138 * epoch)) --validate-every "$epoch" \
         --save-every "$epoch" --keep-last 10 --average 10 --patience 10 "${@:2}" 2>&1 | tee >(without_bar "$results/train.seed$seed.log")
     [ -f "$results/seed$seed/$split.json" ] || annotated score "$model" "$work/data" "$split" "$results/seed$seed" --beam 5 --alpha 1.4 \
-        --moses --references multi30k --command "make multi30k-record" --data "multi30k $split, seed $seed"
+        --moses --references multi30k --command "$command" --data "multi30k $split, seed $seed"
 done
 .venv/bin/python - "$results"/seed?/"$split.json" <<'END'
 import json, statistics, sys

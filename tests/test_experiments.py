@@ -188,10 +188,13 @@ def test_the_recipe_for_multi30k_is_the_published_one(tmp_path):
     own, _ = calls_of(tmp_path, "multi30k_record.sh", "own", "--attention-dropout", "0.1", split="valid")
     assert train_options(own[0][1:]).sizes.attention_dropout == 0.1 and own[1][3] == "valid"
     assert train_options(own[0][1:]).training == trained[0].training
+    said = [words[words.index("--command") + 1] for words in (made[1], own[1])]
+    assert said == ["make multi30k-record", "experiments/multi30k_record.sh own --attention-dropout 0.1"]
     anew, _ = calls_of(tmp_path, "multi30k_record.sh", "anew", copies="10")
     prepared = terminal._read(terminal.Prepare, "prepare", anew[0][1:])
     assert anew[0][0] == "prepare" and (prepared.copies, prepared.vocab_size, prepared.model) == (10, 10_000, "bpe")
     assert train_options(anew[1][1:]).corpus == str(prepared.folder) and train_options(anew[1][1:]).training == trained[0].training
+    assert anew[2][anew[2].index("--command") + 1] == "copies=10 experiments/multi30k_record.sh anew"
     assert anew[2][:3] == ["score", str(train_options(anew[1][1:]).out), prepared.name], "scored as text, cut with all merges"
 
 

@@ -15,6 +15,7 @@ import pytest
 import sacrebleu
 import torch
 from helpers import PAIRS, ROOT, TEXTS, one_thread, random_model, run_python, state
+from torch import nn
 from torch.nn import functional as F
 
 from annotated import batches, decoding, fast, production, terminal, training
@@ -125,6 +126,27 @@ def test_command_line_refuses_with_one_line(tmp_path, capsys):
     assert "train.de is missing" in refused("train", [own, *new], capsys)
     assert "train has 1 pair(s)" in refused("train", [write_corpus(tmp_path / "one", TEXTS[:1]), *new], capsys)
     assert not (tmp_path / "model").exists()
+
+
+def test_command_line_draws_the_first_queries_keys_and_values_as_torch_does(tmp_path, capsys):
+    """Nearly no update: what is saved is how the model began."""
+    own, still = write_corpus(tmp_path / "own"), ["--factor", "1e-9"]
+    for name, more in (("one", []), ("less", ["--attention-gain", str(2**-0.5)])):
+        main(["train", str(own), "--out", str(tmp_path / name), *SMALL, *still, *more])
+    one, less = (load_checkpoint(tmp_path / name) for name in ("one", "less"))
+    assert (one.info["attention_gain"], less.info["attention_gain"]) == (1.0, 2**-0.5)
+    others = dict(less.model.named_parameters())
+    smaller = {name for name, weight in one.model.named_parameters() if not torch.allclose(weight, others[name])}
+    attentions = ["encoder.layers.0.self_attention", "decoder.layers.0.self_attention", "decoder.layers.0.cross_attention"]
+    assert smaller == {f"{attention}.W_{which}.weight" for attention in attentions for which in "QKV"}
+    theirs = nn.MultiheadAttention(16, 2, bias=False).in_proj_weight.abs().max()  # of 768 uniform draws
+    for name, weight in one.model.named_parameters():
+        if name in smaller:
+            assert torch.allclose(others[name], weight * 2**-0.5, atol=1e-6)
+            assert others[name].abs().max().item() == pytest.approx(theirs.item(), rel=0.05)
+    for wrong in ("0", "-1", "nan", "inf"):
+        error = refused("train", [own, "--out", tmp_path / "model", *SMALL, "--attention-gain", wrong], capsys)
+        assert "--attention-gain" in error and "give a number above 0" in error
 
 
 def test_command_line_goes_on_and_averages(tmp_path, capsys):
