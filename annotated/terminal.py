@@ -95,11 +95,9 @@ def _check_train(options):
     folder = options.checkpoints
     if folder is None and (options.resume or options.average is not None):
         raise ValueError("--resume and --average need checkpoints: give --checkpoints FOLDER")
-    if options.average is not None and options.average < 1:
-        raise ValueError(f"--average {options.average} is invalid: give at least 1")
-    if not 0 < options.attention_gain < float("inf"):
-        raise ValueError(f"--attention-gain {options.attention_gain} is invalid: give a number "
-                         "above 0, 1 for the paper's model")
+    for flag, value in (("average", options.average), ("attention-gain", options.attention_gain)):
+        if value is not None and not 0 < value < float("inf"):
+            raise ValueError(f"--{flag} {value} is invalid: give a number above 0")
     if folder and not options.resume and runs.run_checkpoints(folder):
         raise FileExistsError(f"{folder} holds checkpoints already: give --resume, or a new folder")
     if os.path.lexists(options.out):
@@ -130,18 +128,15 @@ def _corpus_with_tokenizer(options):
     return corpus, tokens.SubwordTokenizer.fit(corpus.train, pieces, tokenizer or "bpe")
 
 # %% ../notebooks/83_terminal.ipynb #501c1a51
-def _builder(attention_gain):
-    """`fast.transformer_to_train`, whose first W_Q, W_K and W_V are multiplied by this."""
+def _build(config, attention_gain):
+    """`fast.transformer_to_train`, with its first W_Q, W_K and W_V multiplied by this."""
     from annotated import fast
 
-    def build(config):
-        model = fast.transformer_to_train(config)
-        for name, weight in model.named_parameters():
-            if name.endswith(("W_Q.weight", "W_K.weight", "W_V.weight")):
-                weight.data.mul_(attention_gain)
-        return model
-
-    return build
+    model = fast.transformer_to_train(config)
+    for name, weight in model.named_parameters():
+        if name.endswith(("W_Q.weight", "W_K.weight", "W_V.weight")):
+            weight.data.mul_(attention_gain)
+    return model
 
 # %% ../notebooks/83_terminal.ipynb #241194a7
 def _reporter(folder=None):
@@ -184,7 +179,7 @@ def train_options(arguments):
 
 
 def _train(arguments):
-    """`annotated train`."""
+    """Train a Transformer on a corpus and save it."""
     from annotated import fast, files, runs, training
 
     options = train_options(arguments)
@@ -197,11 +192,11 @@ def _train(arguments):
         options.out.parent.mkdir(parents=True, exist_ok=True)  # now rather than after hours
         if first:
             print(corpus, config, options.training, sep="\n")
-        report = _reporter(options.tensorboard if first else None)
         with files.counting_seconds(options.checkpoints if first else None) as seconds:
             model, log = training.train_on(
                 corpus, tokenizer, config, options.training, True, device, options.checkpoints,
-                report, _builder(options.attention_gain), fast.ChunkedLoss)
+                _reporter(options.tensorboard if first else None),
+                lambda config: _build(config, options.attention_gain), fast.ChunkedLoss)
     if first:  # the others need not wait while this one averages
         _save_trained(options, model, tokenizer, corpus, training=asdict(options.training),
                       attention_gain=options.attention_gain, seconds=seconds(), log=log)
@@ -244,7 +239,7 @@ def _written(saved, sentences, options, model, show_progress=False):
 
 
 def _translate(arguments):
-    """`annotated translate`."""
+    """Translate a text, line by line."""
     options = _read(Translate, "translate", arguments)
     from annotated import decoding, fast, files, runs
 
@@ -283,7 +278,7 @@ class Prepare:
 
 
 def _prepare(arguments):
-    """`annotated prepare`."""
+    """Clean a large corpus, learn its vocabulary, encode it."""
     options = _read(Prepare, "prepare", arguments)
     from annotated import batches
 
@@ -302,7 +297,7 @@ class Clean:
 
 
 def _clean(arguments):
-    """`annotated clean`."""
+    """Count what cleaning would drop from a corpus."""
     options, counts = _read(Clean, "clean", arguments), {}
     from annotated import corpora, files
 
@@ -340,7 +335,7 @@ class Scoring:
 
 # %% ../notebooks/83_terminal.ipynb #45ca09b1
 def _score(arguments):
-    """`annotated score`."""
+    """Translate a split of a corpus and score it."""
     options = _read(Scoring, "score", arguments)
     import sacrebleu
 
@@ -379,11 +374,10 @@ def _score(arguments):
              **json.loads(path.read_text(encoding="utf-8")),
              "parameters": sum(weight.numel() for weight in model.parameters()),
              "model": asdict(model.config), "training": saved.info["training"],
-             "attention_gain": saved.info.get("attention_gain", 1.0),
              "averaged_checkpoints": saved.info.get("averaged", []),
-             "training_seconds": saved.info["seconds"], "decoding_seconds": seconds,
-             "machine": files.describe_machine(), "log": saved.info["log"],
-             **files.provenance(*SCORED_BY)}
+             "attention_gain": saved.info.get("attention_gain", 1.0), "decoding_seconds": seconds,
+             "training_seconds": saved.info["seconds"], "log": saved.info["log"],
+             "machine": files.describe_machine(), **files.provenance(*SCORED_BY)}
     files.write_json(path, facts)
     print(report)
 
@@ -409,7 +403,7 @@ class Export:
 
 # %% ../notebooks/83_terminal.ipynb #afb75bdc
 def _export(arguments):
-    """`annotated export`; returns the exit status."""
+    """Make folders for Hugging Face and CTranslate2."""
     options = _read(Export, "export", arguments)
     from annotated import checkpoints, files, production
 
@@ -475,7 +469,7 @@ class Parse:
 
 # %% ../notebooks/83_terminal.ipynb #b31c373f
 def _parse(arguments):
-    """`annotated parse`."""
+    """Train and score a constituency parser."""
     from annotated import decoding, fast, files, parsing, runs
 
     presets = parsing.PARSERS
@@ -522,12 +516,11 @@ class Vary:
 
 
 def _vary(arguments):
-    """`annotated vary`."""
+    """Train the rows of Table 3."""
     options = _read(Vary, "vary", arguments)
     from annotated import fast, runs, variations
 
-    known = variations.SCALES
-    scale = options.scale or (options.corpus if options.corpus in known else "multi30k")
+    scale = options.scale or (options.corpus if options.corpus in variations.SCALES else "multi30k")
     size = {"steps": options.steps, "sentences": options.sentences}
     if options.run:
         fast.keep_memory()
@@ -543,19 +536,11 @@ def _vary(arguments):
     print(f"{len(results)} results in {options.out}")
 
 # %% ../notebooks/83_terminal.ipynb #0f75fb0b
-COMMANDS = {  # name: (function, what it does)
-    "train": (_train, "train a Transformer on a corpus and save it"),
-    "translate": (_translate, "translate a text, line by line"),
-    "prepare": (_prepare, "clean a large corpus, learn its vocabulary, encode it"),
-    "clean": (_clean, "count what cleaning would drop from a corpus"),
-    "score": (_score, "translate a split of a corpus and score it"),
-    "export": (_export, "make folders for Hugging Face and CTranslate2"),
-    "parse": (_parse, "train and score a constituency parser"),
-    "vary": (_vary, "train the rows of Table 3"),
-}
+COMMANDS = {command.__name__.strip("_"): command for command in (
+    _train, _translate, _prepare, _clean, _score, _export, _parse, _vary)}
 USAGE = "\n".join([
     "usage: annotated COMMAND [OPTIONS]", "", "Attention Is All You Need, as a library.", "",
-    "commands:", *(f"  {name:10} {does}" for name, (_, does) in COMMANDS.items()),
+    "commands:", *(f"  {name:10} {command.__doc__}" for name, command in COMMANDS.items()),
     "", "annotated COMMAND --help says what its options mean."])
 
 # %% ../notebooks/83_terminal.ipynb #0f75fbb1
@@ -571,7 +556,7 @@ def main(arguments=None):
     try:
         if name not in COMMANDS:
             raise ValueError(f"there is no command {name}: give one of {', '.join(COMMANDS)}")
-        return COMMANDS[name][0](rest) or 0
+        return COMMANDS[name](rest) or 0
     except (ValueError, OSError, MemoryError, ImportError) as error:
         mend = "; install it with pip" if isinstance(error, ImportError) else ""
         print(f"annotated {name}: error: {' '.join(str(error).split())}{mend}", file=sys.stderr)
