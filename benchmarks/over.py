@@ -50,8 +50,8 @@ def ceilings(runs, claim):
 
 
 def marks(run):
-    """What must be said of a run: that only some of it is known, or that others used its machine."""
-    return ["incomplete"] * ("found" in run) + ["under load"] * run["disturbed"]
+    """What must be said of a run: that only some of it is known, that some cells only were asked for, or that others used its machine."""
+    return ["incomplete"] * ("found" in run) + ["some cells"] * ("--only" in run["command"]) + ["under load"] * run["disturbed"]
 
 
 def machines_table(runs):

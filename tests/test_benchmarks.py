@@ -59,8 +59,8 @@ def row(system, precision, seconds, tokens=1280, **changes):
 def run_of(cells, rates=(), **changes):
     """A run made by hand."""
     machine = {"processor": "P", "cores": 2, "threads": 2, "memory": 2**34, "flags": [], "device": "cpu"}
-    return {"machine": machine, "rates": list(rates), "cells": list(cells), "load": {"before": 0.0, "worst": 0.0}, "disturbed": False,
-            "revision": "1234567890"} | changes
+    return {"command": "python -m benchmarks", "machine": machine, "rates": list(rates), "cells": list(cells),
+            "load": {"before": 0.0, "worst": 0.0}, "disturbed": False, "revision": "1234567890"} | changes
 
 
 # -- figures --------------------------------------------------------------------------------------------------------
@@ -235,6 +235,7 @@ def test_worst_median_and_best_over_all_runs_by_hand():
     assert over.quote(runs, claim.cell, ("annotated", "best"), ("ctranslate2", "best")) == "0.50 / 1.20 / 2.00"
     assert over.quote(runs, claim.cell, ("annotated", "int8"), ("ctranslate2", "int8")) == "0.50 / 1.25 / 2.00 (2 runs)"
     assert over.extent(runs) == "3 runs on 2 kinds of machine"
+    assert over.marks(runs["A"]) == [] and over.marks(runs["A"] | {"command": "python -m benchmarks --only ^train"}) == ["some cells"]
 
 
 def test_runs_are_lettered_by_their_files_and_reported_by_folder(tmp_path, monkeypatch, capsys):
