@@ -6,7 +6,7 @@
 # ANNOTATED_DATA says where the corpora are. Hours: 1.5 for the first seed, on one core beside other work.
 #
 #     experiments/multi30k_record.sh NAME OPTIONS…               a row of its own, with options of `annotated train` beyond the paper
-#     experiments/multi30k_record.sh smaller-start --attention-gain 0.70710678      W_Q, W_K, W_V drawn as where the published run was made
+#     experiments/multi30k_record.sh smaller-start --attention-gain 0.70710678      W_Q, W_K, W_V drawn as where the published run was made (2.2 hours a seed)
 #     split=valid experiments/multi30k_record.sh dropped --attention-dropout 0.1        scored on `val`, to choose before `test` is seen
 #     seeds="1 2" experiments/multi30k_record.sh         these only: another core may run the others at the same time
 #     copies=10 experiments/multi30k_record.sh cut-anew        with BPE-dropout: ten copies of each pair, each cut anew
