@@ -7,9 +7,10 @@
 #
 #     experiments/multi30k_record.sh NAME OPTIONS…               a row of its own, with options of `annotated train` beyond the paper
 #     experiments/multi30k_record.sh smaller-start --attention-gain 0.70710678      W_Q, W_K, W_V drawn as where the published run was made (2.2 hours a seed)
-#     split=valid experiments/multi30k_record.sh dropped --attention-dropout 0.1        scored on `val`, to choose before `test` is seen
+#     split=valid experiments/multi30k_record.sh NAME OPTIONS…        scored on `val`, to choose before `test` is seen
 #     seeds="1 2" experiments/multi30k_record.sh         these only: another core may run the others at the same time
-#     copies=10 experiments/multi30k_record.sh cut-anew        with BPE-dropout: ten copies of each pair, each cut anew
+#     experiments/multi30k_record.sh attention-dropout --attention-gain 0.70710678 --attention-dropout 0.1
+#     copies=10 experiments/multi30k_record.sh bpe-dropout --attention-gain 0.70710678        ten copies of each pair, each cut anew
 source "$(dirname "$0")/environment.sh"
 name=${1:-published} split=${split:-test}
 work=_build/multi30k_record results=results/multi30k_record/$name
@@ -36,5 +37,6 @@ done
 .venv/bin/python - "$results"/seed?/"$split.json" <<'END'
 import json, statistics, sys
 scores = [json.load(open(path, encoding="utf-8"))["entries"]["multi30k"]["score"] for path in sys.argv[1:]]
-print(f"BLEU {', '.join(f'{score:.2f}' for score in scores)}: mean {statistics.fmean(scores):.2f}, deviation {statistics.stdev(scores):.2f}")
+told = f", deviation {statistics.stdev(scores):.2f}" if len(scores) > 1 else ""
+print(f"BLEU {', '.join(f'{score:.2f}' for score in scores)}: mean {statistics.fmean(scores):.2f}{told}")
 END
