@@ -18,6 +18,7 @@ data=$work/data
 epoch=58  # updates: 29,000 pairs of 10,000 types in batches of 8,192 tokens
 command="make multi30k-record"
 [ $# = 0 ] || command="${copies:+copies=$copies }experiments/multi30k_record.sh $*"
+[ "$split" = test ] || command="split=$split $command"
 mkdir -p "$results"
 [ -d "$data" ] || .venv/bin/python experiments/prepare.py multi30k "$data"
 if [ -n "${copies:-}" ]; then

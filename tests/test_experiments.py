@@ -189,7 +189,7 @@ def test_the_recipe_for_multi30k_is_the_published_one(tmp_path):
     assert train_options(own[0][1:]).sizes.attention_dropout == 0.1 and own[1][3] == "valid"
     assert train_options(own[0][1:]).training == trained[0].training
     said = [words[words.index("--command") + 1] for words in (made[1], own[1])]
-    assert said == ["make multi30k-record", "experiments/multi30k_record.sh own --attention-dropout 0.1"]
+    assert said == ["make multi30k-record", "split=valid experiments/multi30k_record.sh own --attention-dropout 0.1"]
     anew, told = calls_of(tmp_path, "multi30k_record.sh", "anew", copies="10", seeds="0")
     assert told.splitlines()[-1] == "BLEU 40.50: mean 40.50", "one seed has no deviation"
     prepared = terminal._read(terminal.Prepare, "prepare", anew[0][1:])
