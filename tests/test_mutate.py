@@ -1,5 +1,6 @@
 """Planting faults: what is planted is seen, also by tests that see it only in processes they start, however they start them."""
 
+import ast
 import sys
 
 import pytest
@@ -63,5 +64,7 @@ def test_every_fault_can_be_planted_and_has_a_name_of_its_own():
     names = [fault for fault, *_ in MUTATIONS]
     assert len(set(names)) == len(names)
     for fault, module, old, new, tests in MUTATIONS:
-        assert old != new and old in (ROOT / "annotated" / f"{module}.py").read_text(encoding="utf-8"), fault
+        source = (ROOT / "annotated" / f"{module}.py").read_text(encoding="utf-8")
+        assert old != new and old in source, fault
+        ast.parse(source.replace(old, new), fault)  # a fault is Python: a test has to notice it
         assert tests and all((ROOT / "tests" / f"test_{name}.py").is_file() for name in tests.split()), fault
