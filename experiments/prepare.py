@@ -30,7 +30,7 @@ def newstest():
             raise SystemExit(f"{folder} lacks {stem}.en or {stem}.de: put the WMT news tests there, one sentence a line")
         return list(read_pairs(*files))
 
-    train = [*news("news-2008-2012"), *news("news-2015-2020"), *load_corpus("tatoeba-en-de").train, *load_corpus("multi30k").train]
+    train = 3 * [*news("news-2008-2012"), *news("news-2015-2020")] + load_corpus("tatoeba-en-de").train + load_corpus("multi30k").train
     valid, test = news("newstest2013"), news("newstest2014")
     kept_back = {side for pair in valid + test for side in pair}
     yield "train", [pair for pair in train if all(side.strip() for side in pair) and not kept_back & set(pair)]
