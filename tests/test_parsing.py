@@ -7,6 +7,7 @@ import random
 import re
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -527,12 +528,15 @@ def test_with_patience_the_parser_is_the_mean_of_the_checkpoints_up_to_the_best(
     assert saved.info["seconds"]["starts"] == 1
 
 
-def test_a_run_of_several_starts_tells_the_seconds_of_all(tmp_path):
+def test_a_run_of_several_starts_tells_the_seconds_of_all(tmp_path, monkeypatch):
     settings = TrainingConfig(steps=2, max_tokens=60, validate_every=1, save_every=1)
     sizes, pairs = TransformerConfig(9, N=1, d_model=8, d_ff=8, h=1), parsing.PARSERS["toy"][2]
     treebank, run = Treebank("x", TOY[:4], TOY[4:5], TOY[:1]), tmp_path / "parser-checkpoints"
     run.mkdir()
     (run / "seconds.json").write_text('{"wall": 5000.0, "processor": 3000.0, "starts": 2}')
+    wall, processor = itertools.count(0.0, 2.0), itertools.count(0.0, 1.0)
+    clock = SimpleNamespace(time=lambda: next(wall), process_time=lambda: next(processor))
+    monkeypatch.setattr(parsing.files, "time", clock)  # each look at it finds two seconds more
     parsing.save_parser(tmp_path / "parser", treebank, sizes, settings, pairs, show_progress=False)
     told = load_checkpoint(tmp_path / "parser").info["seconds"]
     assert 5000 < told["wall"] < 5600 and 3000 < told["processor"] < 3600 and told["starts"] == 3
