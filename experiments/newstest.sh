@@ -9,7 +9,7 @@ mkdir -p "$results"
 [ -d "$work/data" ] || .venv/bin/python experiments/prepare.py newstest "$work/data"
 [ -d "$work/model" ] || .venv/bin/torchrun --nproc-per-node 2 -m annotated train "$work/data" --source en --target de --out "$work/model" \
     --checkpoints "$work/checkpoints" --resume --preset small --N 3 --d-model 256 --d-ff 512 --h 4 --dropout 0.2 --vocab-size 6000 \
-    --precision bf16 --steps 20000 --max-tokens 4096 --warmup 2000 --validate-every 500 --save-every 500 --keep-last 10 --average 10 \
+    --precision bf16 --steps 20000 --max-tokens 4096 --warmup 2000 --validate-every 500 --save-every 500 --keep-last 40 --average 10 \
     2>&1 | tee >(without_bar "$results/train.log")
 annotated score "$work/model" "$work/data" test "$results" --beam 4 --alpha 0.6 --command "make newstest" \
     --data "newstest2014, all 3,003 sentences; trained on 224,525 pairs: news-2008-2012, news-2015-2020, Tatoeba, Multi30k"
