@@ -11,11 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import sacrebleu
 import torch
 from helpers import ROOT, random_model
 
 from annotated import terminal, variations
 from annotated.batches import count_batches, pair_lengths
+from annotated.checkpoints import save_checkpoint
 from annotated.corpora import Corpus, load_corpus
 from annotated.fast import ChunkedLoss, prepare, undo
 from annotated.terminal import train_options
@@ -23,8 +25,10 @@ from annotated.tokens import SubwordTokenizer, split_words
 from annotated.training import TrainingConfig, encode_pairs, train
 from annotated.transformer import TransformerConfig
 
-sys.path.insert(0, str(ROOT / "experiments"))
+sys.path[:0] = [str(ROOT / "experiments"), str(ROOT / "tools")]
+import curve  # noqa: E402
 import gather  # noqa: E402
+import keep  # noqa: E402
 import lengths  # noqa: E402
 import long_inputs  # noqa: E402
 import padding  # noqa: E402
@@ -197,6 +201,53 @@ def test_the_recipe_for_multi30k_is_the_published_one(tmp_path):
     assert train_options(anew[1][1:]).corpus == str(prepared.folder) and train_options(anew[1][1:]).training == trained[0].training
     assert anew[2][anew[2].index("--command") + 1] == "copies=10 experiments/multi30k_record.sh anew"
     assert anew[2][:3] == ["score", str(train_options(anew[1][1:]).out), prepared.name], "scored as text, cut with all merges"
+
+
+def test_the_recipe_for_news_goes_on_and_draws_a_curve_from_checkpoints_that_stay(tmp_path):
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "experiments/curve.py").write_text("import pathlib, shlex, sys; pathlib.Path(sys.argv[4]).touch()\n"
+                                                   "open('calls', 'a').write(shlex.join(['curve', *sys.argv[1:]]) + '\\n')")
+    made, _ = calls_of(tmp_path, "newstest.sh")
+    assert [words[0] for words in made] == ["train", "curve", "score"]
+    options, (_, run, corpus, every, _) = train_options(made[0][1:]), made[1]
+    sizes, training = options.sizes, options.training
+    assert options.resume and str(options.checkpoints) == run and options.corpus == corpus == made[2][2] and str(options.out) == made[2][1]
+    assert training.steps // training.save_every <= training.keep_last, "all checkpoints stay"
+    assert int(every) % training.save_every == 0 and training.steps % int(every) == 0, "the curve ends with the run"
+    assert training.save_every * options.average < training.steps and training.validate_every == training.save_every
+    weights = sizes.vocab_size * sizes.d_model + sizes.N * (12 * sizes.d_model**2 + 4 * sizes.d_model * sizes.d_ff)
+    assert 2 * weights < keep.MOST, "small enough to be kept"
+    again, _ = calls_of(tmp_path, "newstest.sh")
+    assert [words[0] for words in again] == ["score"]
+
+
+def test_processes_share_a_run_of_the_scripts_a_thread_each(tmp_path):
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    shutil.copyfile(ROOT / "experiments/environment.sh", tmp_path / "experiments/environment.sh")
+    for name in ("python", "torchrun"):
+        (tmp_path / ".venv/bin" / name).write_text(f'#!/bin/sh\necho {name} "${{OMP_NUM_THREADS:-all}}" "$@"\n')
+        (tmp_path / ".venv/bin" / name).chmod(0o755)
+    commands = "source experiments/environment.sh; annotated train a; processes=2 annotated train b; annotated score c"
+    said = subprocess.run(["bash", "-c", commands], cwd=tmp_path, env={"PATH": "/usr/bin:/bin:/sbin:/usr/sbin"}, text=True,
+                          capture_output=True, timeout=60)
+    assert said.stdout.splitlines() == ["python all -m annotated train a", "torchrun 1 --nproc-per-node 2 -m annotated train b",
+                                        "python all -m annotated score c"], said.stderr
+
+
+def test_the_curve_of_a_run_scores_each_checkpoint_that_is_asked_for(tmp_path, monkeypatch):
+    pairs = [("The dog sleeps .", "Der Hund schläft ."), ("The bear sleeps .", "Der Bär schläft .")] * 2
+    tokenizer = SubwordTokenizer.fit(pairs, 280)
+    model = random_model(vocab_size=len(tokenizer))
+    monkeypatch.setattr(curve, "translate", lambda model, tokenizer, sentences, language: [pairs[0][1]] * len(sentences))
+    for step in (2, 4, 5, 8):
+        save_checkpoint(tmp_path / f"step-{step:08}", model, tokenizer, scheduled=step != 8)
+    rows, signature = curve.along(tmp_path, pairs, 2)
+    by_hand = sacrebleu.corpus_bleu([pairs[0][1]] * 4, [[german for _, german in pairs]])
+    assert [row["step"] for row in rows] == [2, 4], "5 is no multiple, 8 was written for a signal"
+    assert all(row["bleu"] == by_hand.score for row in rows) and 0 < by_hand.score < 100 and "tok:13a" in signature
+    with pytest.raises(ValueError, match="holds no checkpoint of an update that 7 divides"):
+        curve.along(tmp_path, pairs, 7)
 
 
 @pytest.mark.long
