@@ -14,16 +14,18 @@ import pytest
 import sacrebleu
 import torch
 from helpers import ROOT, random_model
+from torch.nn import functional as F
 
 from annotated import terminal, variations
 from annotated.batches import count_batches, pair_lengths
-from annotated.checkpoints import save_checkpoint
+from annotated.checkpoints import average_checkpoints, load_checkpoint, save_checkpoint
 from annotated.corpora import Corpus, load_corpus
 from annotated.fast import ChunkedLoss, prepare, undo
+from annotated.regularization import LabelSmoothingLoss
 from annotated.terminal import train_options
 from annotated.tokens import SubwordTokenizer, split_words
 from annotated.training import TrainingConfig, encode_pairs, train
-from annotated.transformer import TransformerConfig
+from annotated.transformer import Transformer, TransformerConfig
 
 sys.path[:0] = [str(ROOT / "experiments"), str(ROOT / "tools")]
 import curve  # noqa: E402
@@ -33,6 +35,7 @@ import lengths  # noqa: E402
 import long_inputs  # noqa: E402
 import padding  # noqa: E402
 import precision  # noqa: E402
+import r_drop  # noqa: E402
 import two_processes  # noqa: E402
 
 
@@ -200,6 +203,11 @@ def test_the_recipe_for_multi30k_is_the_published_one(tmp_path):
     assert anew[0][0] == "prepare" and (prepared.copies, prepared.vocab_size, prepared.model) == (10, 10_000, "bpe")
     assert train_options(anew[1][1:]).corpus == str(prepared.folder) and train_options(anew[1][1:]).training == trained[0].training
     assert anew[2][anew[2].index("--command") + 1] == "copies=10 experiments/multi30k_record.sh anew"
+    (tmp_path / "experiments/r_drop.py").write_text("import shlex, sys; open('calls', 'a').write(shlex.join(sys.argv) + '\\n')")
+    (own, scored), _ = calls_of(tmp_path, "multi30k_record.sh", "apart", "--attention-gain", "0.7", seeds="2", r_drop="5")
+    assert own[:2] == ["experiments/r_drop.py", "5"] and train_options(own[2:]).attention_gain == 0.7
+    assert train_options(own[2:]).training == trained[2].training and str(train_options(own[2:]).out) == scored[1]
+    assert scored[scored.index("--command") + 1] == "r_drop=5 experiments/multi30k_record.sh apart --attention-gain 0.7"
     assert anew[2][:3] == ["score", str(train_options(anew[1][1:]).out), prepared.name], "scored as text, cut with all merges"
 
 
@@ -248,6 +256,50 @@ def test_the_curve_of_a_run_scores_each_checkpoint_that_is_asked_for(tmp_path, m
     assert all(row["bleu"] == by_hand.score for row in rows) and 0 < by_hand.score < 100 and "tok:13a" in signature
     with pytest.raises(ValueError, match="holds no checkpoint of an update that 7 divides"):
         curve.along(tmp_path, pairs, 7)
+
+
+def test_r_drop_is_half_of_the_published_loss_of_both_readings():
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(3, 5, 16, dtype=torch.float64), torch.randn(11, 8, dtype=torch.float64)
+    target = torch.tensor([[3, 4, 5, 6, 7], [8, 9, 10, 0, 0], [1, 2, 0, 0, 0]])
+    keep_row = target.flatten() != 0
+    logits = [(hidden[..., part].flatten(0, 1) @ weight.T)[keep_row] for part in (slice(8), slice(8, None))]
+    nll = sum(F.cross_entropy(x, target.flatten()[keep_row], label_smoothing=0.1, reduction="sum") for x in logits)
+    one, other = (x.log_softmax(-1) for x in logits)
+    kl = F.kl_div(one, other, reduction="sum", log_target=True) + F.kl_div(other, one, reduction="sum", log_target=True)
+    loss = r_drop.RDropLoss(0.1, reduction="sum", alpha=5.0)
+    assert torch.allclose(loss.of_hidden(hidden, weight, target), (nll + 5.0 * kl / 2) / 2) and kl > 1
+    once = hidden[..., :8]
+    twice = loss.of_hidden(torch.cat([once, once], dim=-1), weight, target)  # no dropout, no distance
+    assert torch.allclose(twice, LabelSmoothingLoss(0.1, reduction="sum").of_hidden(once, weight, target))
+    assert torch.equal(loss.of_hidden(once, weight, target), LabelSmoothingLoss(0.1, reduction="sum").of_hidden(once, weight, target))
+
+
+def test_r_drop_reads_twice_in_training_only_and_what_it_saves_translates(tmp_path, monkeypatch):
+    for split in ("train", "valid", "test"):
+        for language, text in (("en", "The dog sleeps .\nThe bear reads .\n"), ("de", "Der Hund schläft .\nDer Bär liest .\n")):
+            (tmp_path / f"{split}.{language}").write_text(20 * text)
+    arguments = shlex.split(f"{tmp_path} --source en --target de --out {tmp_path / 'model'} --checkpoints {tmp_path / 'run'} --resume "
+                            "--N 1 --d-model 16 --d-ff 32 --h 2 --dropout 0.3 --vocab-size 290 --steps 6 --max-tokens 64 --accumulate 2 "
+                            "--validate-every 3 --save-every 3 --average 2 --attention-gain 0.5")
+    r_drop.main(5.0, arguments)
+    saved = load_checkpoint(tmp_path / "model")
+    mean = average_checkpoints([tmp_path / "run" / f"step-0000000{step}" for step in (3, 6)])
+    assert all(torch.equal(weight, mean[name]) for name, weight in saved.model.state_dict().items())
+    assert type(saved.model) is Transformer and saved.info["r_drop"] == 5.0 and len(saved.info["log"]) == 2
+    monkeypatch.setenv("COLUMNS", "80")
+    terminal.main(["score", str(tmp_path / "model"), str(tmp_path), "test", str(tmp_path / "scores")])
+    assert json.loads((tmp_path / "scores/test.json").read_text())["log"] == saved.info["log"]
+    torch.manual_seed(0)
+    model = r_drop.build(saved.model.config, 0.5)
+    source, target = torch.tensor([[5, 6, 7]]), torch.tensor([[1, 8]])
+    first, second = model.train().hidden(source, target).chunk(2, dim=-1)
+    assert model.eval().hidden(source, target).shape == (1, 2, 16) and not torch.allclose(first, second), "other dropout"
+    torch.manual_seed(0)
+    plain = Transformer(saved.model.config)
+    halved = {name: name.endswith(("W_Q.weight", "W_K.weight", "W_V.weight")) for name in plain.state_dict()}
+    assert all(torch.equal(model.state_dict()[name], weight * (0.5 if halved[name] else 1.0))
+               for name, weight in plain.state_dict().items()) and sum(halved.values()) == 9
 
 
 @pytest.mark.long

@@ -1,0 +1,87 @@
+"""R-Drop (Liang et al., 2021), which is not of the paper, for a row of `experiments/multi30k_record.sh`.
+
+    python experiments/r_drop.py 5 CORPUS --out MODEL --checkpoints RUN OPTIONS…          the options of `annotated train`
+
+Each pair goes through the model twice, with other dropout. Beside the two losses the distance of the two distributions is made small.
+"""
+
+import sys
+from dataclasses import asdict, replace
+from functools import partial
+
+import torch
+
+from annotated import fast
+from annotated.checkpoints import average_checkpoints, save_checkpoint
+from annotated.corpora import load_corpus
+from annotated.files import counting_seconds
+from annotated.regularization import LabelSmoothingLoss
+from annotated.runs import process_group, ranks, run_checkpoints
+from annotated.terminal import train_options
+from annotated.tokens import SubwordTokenizer
+from annotated.training import train_on
+from annotated.transformer import Transformer
+
+
+class Twice(Transformer):
+    """A Transformer that reads each pair twice while it is trained, and lays both side by side: (batch, m, 2 · d_model)."""
+
+    def hidden(self, source, target):
+        if not self.training:
+            return super().hidden(source, target)
+        return torch.cat(super().hidden(source.repeat(2, 1), target.repeat(2, 1)).chunk(2), dim=-1)
+
+
+class RDropLoss(LabelSmoothingLoss):
+    """The mean of the losses of both readings, and alpha / 4 of the divergences of one from the other and back.
+
+    That is half of the published loss, whose sum over both readings would double the scale of the gradient.
+    """
+
+    def __init__(self, *arguments, alpha=5.0, **named):
+        super().__init__(*arguments, **named)
+        self.alpha = alpha
+
+    def of_hidden(self, hidden, weight, target):
+        if hidden.size(-1) == weight.size(-1):  # read once: validation
+            return super().of_hidden(hidden, weight, target)
+        real = target != self.pad_id
+        first, second = ((x[real] @ weight.T).log_softmax(dim=-1, dtype=weight.dtype) for x in hidden.chunk(2, dim=-1))
+        right, total = target[real].unsqueeze(-1), 0.0
+        for log_p in (first, second):
+            total = total - (1 - self.smoothing) * log_p.gather(-1, right).sum() - self.smoothing * log_p.mean(dim=-1).sum()
+        apart = ((first.exp() - second.exp()) * (first - second)).sum()  # KL(p, q) + KL(q, p)
+        return total / 2 + self.alpha / 4 * apart
+
+
+def build(config, attention_gain):
+    """As `annotated train --attention-gain` begins, but reading twice."""
+    model = Twice(config)
+    for name, weight in model.named_parameters():
+        if name.endswith(("W_Q.weight", "W_K.weight", "W_V.weight")):
+            weight.data.mul_(attention_gain)
+    return fast.prepare(model, "train")
+
+
+def main(alpha, arguments):
+    options = train_options(arguments)
+    corpus = load_corpus(options.corpus, None, options.source, options.target)
+    tokenizer = SubwordTokenizer.fit(corpus.train, options.sizes.vocab_size)
+    config, run = replace(options.sizes, vocab_size=len(tokenizer)), options.checkpoints
+    fast.keep_memory()
+    with process_group("cpu") as device, counting_seconds(None if ranks()[0] else run) as seconds:
+        model, log = train_on(corpus, tokenizer, config, options.training, True, device, run, lambda _: fast.give_memory_back(),
+                              partial(build, attention_gain=options.attention_gain), partial(RDropLoss, alpha=alpha))
+        if ranks()[0]:
+            return
+    last = run_checkpoints(run, scheduled=True)[-options.average:]
+    model.load_state_dict(average_checkpoints(last))
+    save_checkpoint(options.out, model, tokenizer, corpus=corpus.name, source_language=corpus.source_language,
+                    target_language=corpus.target_language, averaged=[path.name for path in last], training=asdict(options.training),
+                    attention_gain=options.attention_gain, r_drop=alpha, seconds=seconds(), log=log)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        sys.exit(__doc__)
+    main(float(sys.argv[1]), sys.argv[2:])
