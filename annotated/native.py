@@ -367,6 +367,7 @@ class NativeWeights:
         return _Layer(self.matrix(joined), *matrices, norms)
 
 
+
 # %% ../notebooks/85_native.ipynb #71b8a62a
 class NativeProduct(NativeWeights):
     """x W + b in C."""
@@ -392,7 +393,7 @@ class NativeProduct(NativeWeights):
                                 ctypes.c_void_p(y.data_ptr()))
         return y.to(dtype)
 
-
+# %% ../notebooks/85_native.ipynb #9b2e1736
 class NativeDecoder(NativeWeights):
     """A decoder's weights, and with how many threads its steps are computed."""
 
@@ -402,7 +403,7 @@ class NativeDecoder(NativeWeights):
         self.layers = (_Layer * len(decoder.layers))(*map(self.layer, decoder.layers))
         self.last = self.norm(decoder.norm) if self.norm_first else _Norm()
 
-
+# %% ../notebooks/85_native.ipynb #c986c144
 _BITS = {"fp32": 32, "bf16": 16, "int8": 8}
 
 
@@ -419,7 +420,7 @@ def one_call_ways(model, precision):
     decoder = NativeDecoder(model.decoder, _BITS[precision]) if ways else None
     return {name: decoder.with_threads(threads) for name, (_, threads) in ways.items()}
 
-
+# %% ../notebooks/85_native.ipynb #df479296
 def quickest(model, rows, prepared, score=None):
     """The precision whose steps are quickest here, kept for each configuration and rows.
 
