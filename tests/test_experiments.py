@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -295,6 +296,9 @@ def test_r_drop_reads_twice_in_training_only_and_what_it_saves_translates(tmp_pa
     source, target = torch.tensor([[5, 6, 7]]), torch.tensor([[1, 8]])
     first, second = model.train().hidden(source, target).chunk(2, dim=-1)
     assert model.eval().hidden(source, target).shape == (1, 2, 16) and not torch.allclose(first, second), "other dropout"
+    pairs = torch.tensor([[5, 6, 7], [8, 9, 3]]), torch.tensor([[1, 8], [1, 4]])
+    sure = r_drop.build(replace(saved.model.config, dropout=0.0), 1.0)
+    assert torch.allclose(sure.train().hidden(*pairs), sure.eval().hidden(*pairs).repeat(1, 1, 2), atol=1e-5), "each beside itself"
     torch.manual_seed(0)
     plain = Transformer(saved.model.config)
     halved = {name: name.endswith(("W_Q.weight", "W_K.weight", "W_V.weight")) for name in plain.state_dict()}
