@@ -78,7 +78,7 @@ multi30k: setup  ## train and score Multi30k English to German (about 30 minutes
 multi30k-record: setup  ## the same as the literature scores it, with the best published recipe, three seeds (hours)
 	bash experiments/multi30k_record.sh
 
-newstest: setup  ## train on the news, Tatoeba and Multi30k at hand, score newstest2014 (about 90 minutes on 1 core)
+newstest: setup  ## train on the news, Tatoeba and Multi30k at hand, score newstest2014 (about 2 hours on 2 cores)
 	bash experiments/newstest.sh
 
 bench: setup _build/bench/ready  ## speed beside its peers on a quiet machine: about half an hour, 6 minutes with BENCH=--quick (python -m benchmarks --help)

@@ -27,10 +27,15 @@ MODELS = {  # name: the folder of the trained model, its file of results, and wh
         "language": "en", "data": "the trees of CRAFT's open-access articles (annotations CC BY 3.0; the articles' own terms in its "
                                   "ATTRIBUTION), https://github.com/UCDenver-ccp/CRAFT"}),
     "multi30k": ("_build/multi30k_record/published.seed0", "multi30k_record/published/seed0/test.json", {
-        "purpose": "English captions to German, both lower-cased, in Moses tokens (pages 19, 20)", "command": "make multi30k-record",
+        "purpose": "English captions to German, both lower-cased, in Moses tokens (page 19)", "command": "make multi30k-record",
         "license": "other", "language": "[en, de]",
         "data": "the 29,000 pairs of Multi30k's training split, https://github.com/multi30k/dataset, which names no licence: "
                 "for research and education"}),
+    "newstest": ("_build/newstest/model", "newstest/test.json", {
+        "purpose": "English news to German (pages 19, 20, 25)", "command": "make newstest", "license": "other", "language": "[en, de]",
+        "data": "224,525 pairs: news tests of the WMT shared tasks of 2008-2012 and 2015-2020 (for research), Tatoeba (CC BY 2.0 FR, "
+                "through https://www.manythings.org/anki) and the training split of Multi30k (no licence named, for research and "
+                "education)"}),
 }
 CARD = """---
 license: {license}
