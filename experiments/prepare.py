@@ -1,7 +1,8 @@
 """Write the training folder of a longer run, as files of lines: python experiments/prepare.py multi30k|newstest FOLDER
 
 multi30k: the corpus lower-cased, with punctuation normalised, in Moses tokens, the form in which it is usually scored.
-newstest: pairs of news (2008-2012 and 2015-2020), Tatoeba and Multi30k to train on; newstest2013 and newstest2014 to choose and to score.
+newstest: pairs of news (2008-2012 and 2015-2020, each three times), Tatoeba and Multi30k to train on; newstest2013 to
+choose, newstest2014 to score.
 """
 
 import sys
@@ -21,7 +22,7 @@ def multi30k():
 
 
 def newstest():
-    """News, Tatoeba and Multi30k, without empty sides and held-out sentences; newstest2013 to validate, newstest2014 to test."""
+    """News (three times), Tatoeba and Multi30k, without empty sides and held-out ones; newstest2013 to validate, newstest2014 to test."""
     folder = data_root() / "wmt14-en-de"
 
     def news(stem):
