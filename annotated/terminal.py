@@ -128,11 +128,9 @@ def _corpus_with_tokenizer(options):
     return corpus, tokens.SubwordTokenizer.fit(corpus.train, pieces, tokenizer or "bpe")
 
 # %% ../notebooks/83_terminal.ipynb #501c1a51
-def _build(config, attention_gain):
-    """`fast.transformer_to_train`, with its first W_Q, W_K and W_V multiplied by this."""
-    from annotated import fast
-
-    model = fast.transformer_to_train(config)
+def _build(config, build, attention_gain):
+    """A model as `build` makes it, with its first W_Q, W_K and W_V multiplied by this."""
+    model = build(config)
     for name, weight in model.named_parameters():
         if name.endswith(("W_Q.weight", "W_K.weight", "W_V.weight")):
             weight.data.mul_(attention_gain)
@@ -178,11 +176,13 @@ def train_options(arguments):
                              lambda options: "toy" if options.corpus == "toy" else "small")
 
 
-def _train(arguments):
+def _train(arguments, build=None, loss=None):
     """Train a Transformer on a corpus and save it."""
+    # build, loss: as for train_on, in place of the prepared model and the loss in chunks
     from annotated import fast, files, runs, training
 
     options = train_options(arguments)
+    build, loss = build or fast.transformer_to_train, loss or fast.ChunkedLoss
     fast.keep_memory()
     with runs.process_group(options.device, options.timeout) as device:
         _check_train(options)
@@ -196,12 +196,12 @@ def _train(arguments):
             model, log = training.train_on(
                 corpus, tokenizer, config, options.training, True, device, options.checkpoints,
                 _reporter(options.tensorboard if first else None),
-                lambda config: _build(config, options.attention_gain), fast.ChunkedLoss)
+                lambda config: _build(config, build, options.attention_gain), loss)
     if first:  # the others need not wait while this one averages
         _save_trained(options, model, tokenizer, corpus, training=asdict(options.training),
                       attention_gain=options.attention_gain, seconds=seconds(), log=log)
-        last = f"{log[-1]['step']} steps in {seconds()['wall']:.0f} s; validation perplexity "
-        print(f"{last}{log[-1]['valid_perplexity']:.2f}; saved in {options.out}")
+        print(f"{log[-1]['step']} steps in {seconds()['wall']:.0f} s; validation perplexity "
+              f"{log[-1]['valid_perplexity']:.2f}; saved in {options.out}")
 
 # %% ../notebooks/83_terminal.ipynb #79733bf5
 @dataclass

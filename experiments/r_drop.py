@@ -6,20 +6,13 @@ Each pair goes through the model twice, with other dropout. Beside the two losse
 """
 
 import sys
-from dataclasses import asdict, replace
 from functools import partial
 
 import torch
 
 from annotated import fast
-from annotated.checkpoints import average_checkpoints, save_checkpoint
-from annotated.corpora import load_corpus
-from annotated.files import counting_seconds
 from annotated.regularization import LabelSmoothingLoss
-from annotated.runs import process_group, ranks, run_checkpoints
-from annotated.terminal import train_options
-from annotated.tokens import SubwordTokenizer
-from annotated.training import train_on
+from annotated.terminal import COMMANDS
 from annotated.transformer import Transformer
 
 
@@ -54,31 +47,13 @@ class RDropLoss(LabelSmoothingLoss):
         return total / 2 + self.alpha / 4 * apart
 
 
-def build(config, attention_gain):
-    """As `annotated train --attention-gain` begins, but reading twice."""
-    model = Twice(config)
-    for name, weight in model.named_parameters():
-        if name.endswith(("W_Q.weight", "W_K.weight", "W_V.weight")):
-            weight.data.mul_(attention_gain)
-    return fast.prepare(model, "train")
+def build(config):
+    """Prepared for training, reading twice."""
+    return fast.prepare(Twice(config), "train")
 
 
 def main(alpha, arguments):
-    options = train_options(arguments)
-    corpus = load_corpus(options.corpus, None, options.source, options.target)
-    tokenizer = SubwordTokenizer.fit(corpus.train, options.sizes.vocab_size)
-    config, run = replace(options.sizes, vocab_size=len(tokenizer)), options.checkpoints
-    fast.keep_memory()
-    with process_group("cpu") as device, counting_seconds(None if ranks()[0] else run) as seconds:
-        model, log = train_on(corpus, tokenizer, config, options.training, True, device, run, lambda _: fast.give_memory_back(),
-                              partial(build, attention_gain=options.attention_gain), partial(RDropLoss, alpha=alpha))
-        if ranks()[0]:
-            return
-    last = run_checkpoints(run, scheduled=True)[-options.average:]
-    model.load_state_dict(average_checkpoints(last))
-    save_checkpoint(options.out, model, tokenizer, corpus=corpus.name, source_language=corpus.source_language,
-                    target_language=corpus.target_language, averaged=[path.name for path in last], training=asdict(options.training),
-                    attention_gain=options.attention_gain, r_drop=alpha, seconds=seconds(), log=log)
+    COMMANDS["train"](arguments, build, partial(RDropLoss, alpha=alpha))
 
 
 if __name__ == "__main__":
