@@ -5,8 +5,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export ONEDNN_PRIMITIVE_CACHE_CAPACITY=100 TOKENIZERS_PARALLELISM=false
 jemalloc=$(ldconfig -p | grep -o '/[^ ]*libjemalloc\.so\.2' | head -n 1 || true)
 [ -z "$jemalloc" ] || export LD_PRELOAD="$jemalloc" MALLOC_CONF="oversize_threshold:1,background_thread:false,dirty_decay_ms:3000,muzzy_decay_ms:3000,narenas:1"
-annotated() {  # with processes=2: by two of them, a thread each
-    if [ -z "${processes:-}" ]; then .venv/bin/python -m annotated "$@"; else
-        OMP_NUM_THREADS=1 .venv/bin/torchrun --nproc-per-node "$processes" -m annotated "$@"; fi
+start() {  # a script; with processes=2: by two of them, a thread each
+    if [ -z "${processes:-}" ]; then .venv/bin/python "$@"; else
+        OMP_NUM_THREADS=1 .venv/bin/torchrun --nproc-per-node "$processes" "$@"; fi
 }
+annotated() { start -m annotated "$@"; }
 without_bar() { tr '\r' '\n' | grep -v '^training:' > "$1"; }  # the log, without the progress bar

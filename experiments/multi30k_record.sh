@@ -10,18 +10,19 @@
 #     split=valid experiments/multi30k_record.sh NAME OPTIONS…        scored on `val`, to choose before `test` is seen
 #     seeds="1 2" experiments/multi30k_record.sh         these only: another core may run the others at the same time
 #     experiments/multi30k_record.sh attention-dropout --attention-gain 0.70710678 --attention-dropout 0.1
-#     r_drop=5 experiments/multi30k_record.sh r-drop --attention-gain 0.70710678       with the loss of experiments/r_drop.py
+#     r_drop=5 processes=2 experiments/multi30k_record.sh r-drop --attention-gain 0.70710678 --accumulate 1      with the loss of r_drop.py, on both cores
 #     copies=10 experiments/multi30k_record.sh bpe-dropout --attention-gain 0.70710678        ten copies of each pair, each cut anew
 source "$(dirname "$0")/environment.sh"
-name=${1:-published} split=${split:-test}
+name=${1:-published} split=${split:-test} trainers=${processes:-}
+unset processes  # they train; one process prepares and scores
 work=_build/multi30k_record results=results/multi30k_record/$name
 data=$work/data
 epoch=58  # updates: 29,000 pairs of 10,000 types in batches of 8,192 tokens
 command="make multi30k-record"
-[ $# = 0 ] || command="${copies:+copies=$copies }${r_drop:+r_drop=$r_drop }experiments/multi30k_record.sh $*"
+[ $# = 0 ] || command="${copies:+copies=$copies }${r_drop:+r_drop=$r_drop }${trainers:+processes=$trainers }experiments/multi30k_record.sh $*"
 [ "$split" = test ] || command="split=$split $command"
 mkdir -p "$results"
-with_loss() { if [ -z "${r_drop:-}" ]; then "$@"; else .venv/bin/python experiments/r_drop.py "$r_drop" "${@:3}"; fi; }
+with_loss() { if [ -z "${r_drop:-}" ]; then "$@"; else start experiments/r_drop.py "$r_drop" "${@:3}"; fi; }
 [ -d "$data" ] || .venv/bin/python experiments/prepare.py multi30k "$data"
 if [ -n "${copies:-}" ]; then
     data=$work/copies.$copies
@@ -30,7 +31,7 @@ if [ -n "${copies:-}" ]; then
 fi
 for seed in ${seeds:-0 1 2}; do
     model=$work/$name.seed$seed
-    [ -d "$model" ] || with_loss annotated train "$data" --source en --target de --out "$model" --checkpoints "$model-checkpoints" --resume \
+    [ -d "$model" ] || processes=$trainers with_loss annotated train "$data" --source en --target de --out "$model" --checkpoints "$model-checkpoints" --resume \
         --preset small --N 4 --d-model 128 --d-ff 256 --h 4 --dropout 0.3 --vocab-size 10000 --precision bf16 --seed "$seed" \
         --max-tokens 8192 --accumulate 2 --warmup 2000 --factor 2.53 --steps $((138 * epoch)) --validate-every "$epoch" \
         --save-every "$epoch" --keep-last 10 --average 10 --patience 10 "${@:2}" 2>&1 | tee >(without_bar "$results/train.seed$seed.log")
