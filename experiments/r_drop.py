@@ -39,8 +39,13 @@ class RDropLoss(LabelSmoothingLoss):
         if hidden.size(-1) == weight.size(-1):  # read once: validation
             return super().of_hidden(hidden, weight, target)
         real = target != self.pad_id
-        first, second = ((x[real] @ weight.T).log_softmax(dim=-1, dtype=weight.dtype) for x in hidden.chunk(2, dim=-1))
-        right, total = target[real].unsqueeze(-1), 0.0
+        words = zip(hidden[real].split(256), target[real].unsqueeze(-1).split(256), strict=True)  # few at a time stay in the caches
+        return sum(self.of_words(*x.chunk(2, dim=-1), weight, right) for x, right in words)
+
+    def of_words(self, first, second, weight, right):
+        """Of both readings of some words, (words, d_model) each; right: (words, 1)."""
+        first, second = ((x @ weight.T).log_softmax(dim=-1, dtype=weight.dtype) for x in (first, second))
+        total = 0.0
         for log_p in (first, second):
             total = total - (1 - self.smoothing) * log_p.gather(-1, right).sum() - self.smoothing * log_p.mean(dim=-1).sum()
         apart = ((first.exp() - second.exp()) * (first - second)).sum()  # KL(p, q) + KL(q, p)
