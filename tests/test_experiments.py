@@ -153,7 +153,9 @@ def test_scripts_are_shell_and_give_options_that_the_commands_know(script):
 STUB = """set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 without_bar() { cat > "$1"; }
+start() { echo "${processes:-1}" >> processes; .venv/bin/python "$@"; }
 annotated() {
+    echo "${processes:-1}" >> processes
     printf '%q ' "$@" >> calls; echo >> calls
     if [ "$1" = train ]; then mkdir -p "$(sed 's/.*--out \\([^ ]*\\) .*/\\1/' <<< "$*")"; fi
     if [ "$1" = score ]; then mkdir -p "$5"; echo '{"entries": {"multi30k": {"score": 4'"${5: -1}"'.5}}}' > "$5/$4.json"; fi
@@ -210,6 +212,11 @@ def test_the_recipe_for_multi30k_is_the_published_one(tmp_path):
     assert train_options(own[2:]).training == trained[2].training and str(train_options(own[2:]).out) == scored[1]
     assert scored[scored.index("--command") + 1] == "r_drop=5 experiments/multi30k_record.sh apart --attention-gain 0.7"
     assert anew[2][:3] == ["score", str(train_options(anew[1][1:]).out), prepared.name], "scored as text, cut with all merges"
+    assert set((tmp_path / "processes").read_text().split()) == {"1"}
+    (tmp_path / "processes").unlink()
+    (_, scored), _ = calls_of(tmp_path, "multi30k_record.sh", "both", "--accumulate", "1", seeds="2", r_drop="5", processes="2")
+    assert (tmp_path / "processes").read_text().split() == ["2", "1"], "both train, one scores"
+    assert scored[scored.index("--command") + 1] == "r_drop=5 processes=2 experiments/multi30k_record.sh both --accumulate 1"
 
 
 def test_the_recipe_for_news_goes_on_and_draws_a_curve_from_checkpoints_that_stay(tmp_path):
@@ -261,8 +268,8 @@ def test_the_curve_of_a_run_scores_each_checkpoint_that_is_asked_for(tmp_path, m
 
 def test_r_drop_is_half_of_the_published_loss_of_both_readings():
     torch.manual_seed(0)
-    hidden, weight = torch.randn(3, 5, 16, dtype=torch.float64), torch.randn(11, 8, dtype=torch.float64)
-    target = torch.tensor([[3, 4, 5, 6, 7], [8, 9, 10, 0, 0], [1, 2, 0, 0, 0]])
+    hidden, weight = torch.randn(300, 5, 16, dtype=torch.float64), torch.randn(11, 8, dtype=torch.float64)
+    target = torch.tensor([[3, 4, 5, 6, 7], [8, 9, 10, 0, 0], [1, 2, 0, 0, 0]]).repeat(100, 1)  # 1,000 words: in four parts
     keep_row = target.flatten() != 0
     logits = [(hidden[..., part].flatten(0, 1) @ weight.T)[keep_row] for part in (slice(8), slice(8, None))]
     nll = sum(F.cross_entropy(x, target.flatten()[keep_row], label_smoothing=0.1, reduction="sum") for x in logits)
