@@ -5,6 +5,7 @@
 Each pair goes through the model twice, with other dropout. Beside the two losses the distance of the two distributions is made small.
 """
 
+import shutil
 import sys
 from functools import partial
 
@@ -29,11 +30,14 @@ class RDropLoss(LabelSmoothingLoss):
     """The mean of the losses of both readings, and alpha / 4 of the divergences of one from the other and back.
 
     That is half of the published loss, whose sum over both readings would double the scale of the gradient.
+    compile: it takes a C++ compiler, and a third less time.
     """
 
-    def __init__(self, *arguments, alpha=5.0, **named):
+    def __init__(self, *arguments, alpha=5.0, compile=False, **named):
         super().__init__(*arguments, **named)
         self.alpha = alpha
+        if compile:
+            self.of_words = torch.compile(self.of_words, dynamic=True)
 
     def of_hidden(self, hidden, weight, target):
         if hidden.size(-1) == weight.size(-1):  # read once: validation
@@ -58,7 +62,7 @@ def build(config):
 
 
 def main(alpha, arguments):
-    COMMANDS["train"](arguments, build, partial(RDropLoss, alpha=alpha))
+    COMMANDS["train"](arguments, build, partial(RDropLoss, alpha=alpha, compile=shutil.which("g++") is not None))
 
 
 if __name__ == "__main__":
