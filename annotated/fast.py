@@ -22,6 +22,7 @@ from .decoding import IncrementalDecoder, likeliest, most_probable, stepwise
 from .embeddings import TokenEmbedding
 from .feed_forward import PositionwiseFeedForward
 from .files import c_library, use_large_pages
+from .fused import add_and_norm, losses_in_c
 from .multi_head import MultiHeadAttention
 from .native import NativeSteps, consists_of, one_call_ways, quickest
 from .positional import LearnedPositionalEmbedding, PositionalEncoding, sinusoidal_encoding
@@ -29,7 +30,6 @@ from annotated.products import (
     PackedProduct,
     TrainedProduct,
     in_turns,
-    losses_in_c,
     onednn_product,
     product,
     trains_faster,
@@ -321,6 +321,19 @@ class SixteenBitDropout(PreparedPart, nn.Dropout):
         bits = words.view(torch.int16)[: x.numel()].view(x.shape)  # evenly from -32768 to 32767
         return x * (bits >= drop - 32768).to(x.dtype).mul_(65536 / (65536 - drop))
 
+# %% ../notebooks/24_fast.ipynb #8ca35ec5
+class QuickResidual(PreparedPart, ResidualConnection):
+    """A residual connection that ends in one pass of C while it trains (sections 3.1 and 5.4)."""
+
+    def forward(self, x: Float[Tensor, "*batch d_model"], sublayer):
+        """As `ResidualConnection`; also in its random draws where x is small, or C cannot."""
+        small = x.numel() <= 1 << 17
+        if self.norm_first or not self.training or small or torch.compiler.is_compiling():
+            return super().forward(x, sublayer)
+        y = sublayer(x)
+        done = add_and_norm(x, y, self.norm, self.dropout.p)
+        return self.norm(x + self.dropout(y)) if done is None else done
+
 # %% ../notebooks/24_fast.ipynb #515f37b8
 def keep_memory():
     """Tell the C library to keep freed memory, in large pages, for the whole process.
@@ -537,7 +550,7 @@ def prepare(model, purpose, precision="fp32", rows=32, score=None):
 
     "train": attention spelled out where the fused function has a slow backward pass, one product
     for Q, K, V in bfloat16, masks only where needed, weights rounded at once, dropout from 16 bits,
-    fp32 products by oneDNN where it is faster.
+    large sub-layers that end in one pass of C, fp32 products by oneDNN where it is faster.
     "translate" (in eval mode; weights that change later need another prepare): the fused function,
     each product the quickest way in `precision`, "fp32" (as trained), "bf16" or "int8"; steps in
     one call where that is quickest for `rows`, about how many sentences times hypotheses a step
@@ -561,7 +574,7 @@ def prepare(model, purpose, precision="fp32", rows=32, score=None):
              PositionalEncoding: KeptPositions}
     if purpose == "train":
         kinds |= {MultiHeadAttention: JoinedAttention, nn.Dropout: SixteenBitDropout,
-                  nn.Linear: quick_linear}
+                  nn.Linear: quick_linear, ResidualConnection: QuickResidual}
     else:
         kinds |= {Decoder: StepDecoder} | ({nn.LayerNorm: ShortNorm} if precision == "bf16" else {})
     undo(model)

@@ -46,6 +46,7 @@ from annotated.fast import (
     PreparedPart,
     QuickAttention,
     QuickLinear,
+    QuickResidual,
     RoughLook,
     ShortNorm,
     SixteenBitDropout,
@@ -60,12 +61,13 @@ from annotated.fast import (
     undo,
 )
 from annotated.feed_forward import PositionwiseFeedForward
+from annotated.fused import add_and_norm
 from annotated.masking import causal_mask
 from annotated.multi_head import MultiHeadAttention, record_attention
 from annotated.positional import PositionalEncoding, sinusoidal_encoding
 from annotated.products import Int8Product, PackedProduct, product
 from annotated.regularization import LabelSmoothingLoss
-from annotated.stacks import Decoder, Encoder
+from annotated.stacks import Decoder, Encoder, ResidualConnection
 from annotated.tokens import BEGIN, END, PAD, WordTokenizer
 from annotated.training import book_model
 from annotated.transformer import Transformer, TransformerConfig
@@ -483,6 +485,42 @@ def test_elsewhere_sixteen_bit_dropout_is_pytorchs(p, rows, training):
     assert torch.equal(*outputs)
 
 
+# The end of a sub-layer in C
+
+def test_a_large_sub_layer_of_a_model_that_trains_ends_in_c(monkeypatch):
+    calls = []
+    monkeypatch.setattr(fast, "add_and_norm", lambda *given: calls.append(given) or add_and_norm(*given))
+    torch.manual_seed(0)
+    residual = ResidualConnection(64, dropout=0.1)
+    quick, large, small = QuickResidual(residual), torch.randn(2, 1100, 64), torch.randn(1, 1024, 64)
+    for x, used in ((large, True), (small, False)):
+        calls.clear()
+        assert quick(x, torch.tanh).shape == x.shape and bool(calls) == used
+    torch.manual_seed(0)
+    expected = residual(small, torch.tanh)
+    torch.manual_seed(0)
+    assert torch.equal(quick(small, torch.tanh), expected), "small ones keep their draws"
+    calls.clear()
+    for other in (QuickResidual(residual).eval(), QuickResidual(ResidualConnection(64, 0.1, norm_first=True))):
+        other(large, torch.tanh)
+    assert not calls
+    residual.dropout.p = 0.0
+    assert torch.allclose(quick(large, torch.tanh), residual(large, torch.tanh), atol=1e-5)
+    monkeypatch.setattr(fast, "add_and_norm", lambda *_: None)
+    assert torch.equal(quick(large, torch.tanh), residual(large, torch.tanh)), "without a compiler"
+
+
+def test_a_step_that_ends_sub_layers_in_c_has_the_gradients_of_the_plain_one():
+    torch.manual_seed(0)
+    plain = Transformer(TransformerConfig(50, N=2, d_model=128, d_ff=64, h=2, dropout=0.0)).train()
+    quick, ids = prepare(copy.deepcopy(plain), "train"), torch.randint(4, 50, (40, 32))
+    assert sum(type(part) is QuickResidual for part in quick.modules()) == 2 * 2 + 2 * 3
+    for model in (plain, quick):
+        F.cross_entropy(model(ids, ids).flatten(0, 1), ids.flatten()).backward()
+    for ours, theirs in zip(quick.parameters(), plain.parameters(), strict=True):
+        assert (ours.grad - theirs.grad).norm() <= 1e-4 * theirs.grad.norm() + 1e-7
+
+
 # Products by oneDNN
 
 @pytest.fixture
@@ -806,7 +844,7 @@ def test_every_plain_part_is_replaced_by_the_part_for_the_purpose(purpose, preci
     after = kinds_of(prepare(model, purpose, precision))
     both = {DotProductAttention: QuickAttention, Encoder: LeanEncoder, Decoder: LeanDecoder, PositionalEncoding: KeptPositions,
             MultiHeadAttention: JoinedAttention}
-    only = {"train": {nn.Dropout: SixteenBitDropout},
+    only = {"train": {nn.Dropout: SixteenBitDropout, ResidualConnection: QuickResidual},
             "translate": {nn.Linear: PackedLinear, TokenEmbedding: PackedEmbedding, Decoder: StepDecoder}}[purpose]
     expected = both | only | ({nn.LayerNorm: ShortNorm} if precision == "bf16" else {})
     assert after == {path: expected.get(kind, kind) for path, kind in before.items()} and set(expected) <= set(before.values())
