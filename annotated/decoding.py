@@ -145,7 +145,6 @@ def stepwise(decoder, model, source: Int[Tensor, "sentences n"], capacity):
     """What computes the steps with this decoder; arguments as of `IncrementalDecoder`."""
     return IncrementalDecoder(model, source, capacity)
 
-
 # %% ../notebooks/18_decoding.ipynb #94dab87a
 def _limits(model, source, extra):
     """How many tokens each sentence may have: as many as its source, and `extra`; at least one."""

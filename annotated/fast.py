@@ -22,14 +22,15 @@ from .decoding import IncrementalDecoder, likeliest, most_probable, stepwise
 from .embeddings import TokenEmbedding
 from .feed_forward import PositionwiseFeedForward
 from .files import c_library, use_large_pages
-from .fused import add_and_norm, losses_in_c
 from .multi_head import MultiHeadAttention
 from .native import NativeSteps, consists_of, one_call_ways, quickest
 from .positional import LearnedPositionalEmbedding, PositionalEncoding, sinusoidal_encoding
 from annotated.products import (
     PackedProduct,
     TrainedProduct,
+    add_and_norm,
     in_turns,
+    losses_in_c,
     onednn_product,
     product,
     trains_faster,

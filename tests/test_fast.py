@@ -61,11 +61,10 @@ from annotated.fast import (
     undo,
 )
 from annotated.feed_forward import PositionwiseFeedForward
-from annotated.fused import add_and_norm
 from annotated.masking import causal_mask
 from annotated.multi_head import MultiHeadAttention, record_attention
 from annotated.positional import PositionalEncoding, sinusoidal_encoding
-from annotated.products import Int8Product, PackedProduct, product
+from annotated.products import Int8Product, PackedProduct, add_and_norm, product
 from annotated.regularization import LabelSmoothingLoss
 from annotated.stacks import Decoder, Encoder, ResidualConnection
 from annotated.tokens import BEGIN, END, PAD, WordTokenizer
