@@ -10,9 +10,10 @@ from . import report, work
 
 
 def stored(folder):
-    """The runs in a folder by letter (A to Z, AA, AB, …), in the order of their files' names."""
+    """The runs in a folder by letter (A to Z without I and O, AA, AB, …), in the order of their files' names."""
     files = sorted(Path(folder).glob("*.json"), key=lambda file: file.stem)
-    letters = itertools.chain(ascii_uppercase, map("".join, itertools.product(ascii_uppercase, repeat=2)))
+    readable = ascii_uppercase.replace("I", "").replace("O", "")  # in a picture an I looks like a line, and an O like a dot
+    letters = itertools.chain(readable, map("".join, itertools.product(readable, repeat=2)))
     return {letter: json.loads(file.read_text(encoding="utf-8")) for file, letter in zip(files, letters, strict=False)}
 
 

@@ -244,6 +244,12 @@ def test_runs_are_lettered_by_their_files_and_reported_by_folder(tmp_path, monke
     runs = over.stored(tmp_path)
     assert list(runs) == ["A", "B", "C"] and "found" in runs["A"]
     assert [runs[letter]["cells"][0]["entrants"][0]["seconds"] for letter in "BC"] == [[2.0], [1.0]]
+    for number in range(27):
+        (tmp_path / f"c-{number:02d}.json").write_text("{}")
+    many = list(over.stored(tmp_path))
+    assert len(set(many)) == 30 and many[23:26] == ["Z", "AA", "AB"] and not set("IO") & set("".join(many)), "I and O look like marks"
+    for path in tmp_path.glob("c-*"):
+        path.unlink()
     monkeypatch.chdir(tmp_path)
     assert program.main(["--report", str(tmp_path)]) == 0
     assert capsys.readouterr().out == over.tables(runs) + "\n" and (tmp_path / "_build/bench/bench_over.png").exists()
