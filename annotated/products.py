@@ -268,6 +268,8 @@ void add_and_norm(int64_t rows, int64_t d, int64_t threads, int64_t key, int64_t
   }
 }
 """
+
+# %% ../notebooks/86_products.ipynb #7c19eba2
 _BACK = r"""
 void back_through(int64_t rows, int64_t d, int64_t threads, int64_t key, int64_t dropped,
                   int64_t block, const float *outer, const float *gain, const float *normal,
@@ -297,7 +299,7 @@ void back_through(int64_t rows, int64_t d, int64_t threads, int64_t key, int64_t
 }
 """
 
-
+# %% ../notebooks/86_products.ipynb #510c7aab
 @cache
 def fused_library(bits):
     """The compiled operations of 16 or 32 bits, loaded; None where no C compiler can make one."""
