@@ -310,6 +310,14 @@ def fused_library(bits):
 _BITS = {torch.bfloat16: 16, torch.float32: 32}
 
 
+def _call(name, dtype, numbers, tensors):
+    """A function of the library on numbers, whole ones or not, and on contiguous tensors."""
+    numbers = ((ctypes.c_double if isinstance(one, float) else ctypes.c_int64)(one)
+               for one in numbers)
+    addresses = (ctypes.c_void_p(one.data_ptr()) for one in tensors)
+    return getattr(fused_library(_BITS[dtype]), name)(*numbers, *addresses)
+
+# %% ../notebooks/86_products.ipynb #78ca9db0
 def losses_in_c(logits: Float[Tensor, "tokens types"], target: Int[Tensor, " tokens"], smoothing):
     """The loss of each token, in nats; the logits become their gradients (5.4).
 
@@ -321,9 +329,8 @@ def losses_in_c(logits: Float[Tensor, "tokens types"], target: Int[Tensor, " tok
     if bits is None or not plain or fused_library(bits) is None:
         return None
     losses, target = logits.new_empty(len(logits), dtype=torch.float32), target.long().contiguous()
-    addresses = (ctypes.c_void_p(one.data_ptr()) for one in (target, logits, losses))
-    numbers = map(ctypes.c_int64, (*logits.shape, torch.get_num_threads()))
-    wrong = fused_library(bits).losses(*numbers, ctypes.c_double(smoothing), *addresses)
+    numbers = (*logits.shape, torch.get_num_threads(), float(smoothing))
+    wrong = _call("losses", logits.dtype, numbers, (target, logits, losses))
     if wrong >= 0:
         raise IndexError(f"target {wrong} is {target[wrong].item()}: give an id from 0 to "
                          f"{logits.size(1) - 1}")
@@ -358,14 +365,6 @@ class _AddAndNorm(torch.autograd.Function):
         _call("back_through", ctx.dtype, (*ctx.numbers, _AddAndNorm.BLOCK),
               (outer.contiguous(), gain.contiguous(), normal, turns, dx, dy, sums))
         return dx, dy, *sums.sum(dim=0), None, None
-
-# %% ../notebooks/86_products.ipynb #eaed95a0
-def _call(name, dtype, numbers, tensors):
-    """A function of the library on numbers, whole ones or not, and on contiguous tensors."""
-    numbers = ((ctypes.c_double if isinstance(one, float) else ctypes.c_int64)(one)
-               for one in numbers)
-    addresses = (ctypes.c_void_p(one.data_ptr()) for one in tensors)
-    return getattr(fused_library(_BITS[dtype]), name)(*numbers, *addresses)
 
 # %% ../notebooks/86_products.ipynb #0266f409
 def add_and_norm(x: Float[Tensor, "*batch d_model"], y: Float[Tensor, "..."], norm, rate):
