@@ -188,7 +188,7 @@ def parse(arguments):
     parser = argparse.ArgumentParser("python -m benchmarks", description=__doc__)
     add = parser.add_argument
     add("--quick", action="store_true", help="a subset, about 6 minutes on 2 cores; all of it takes about half an hour")
-    add("--out", type=Path, help="JSON file (results/bench/MACHINE-REVISION.json; _build/bench/… for a quick or partial run)")
+    add("--out", type=Path, help="JSON file (results/bench/NUMBER-MACHINE-REVISION.json; _build/bench/… for a quick or partial run)")
     add("--busy-anyway", action="store_true", help="measure although the machine is busy; above 10 %% the run is marked")
     add("--threads", type=int, default=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
     add("--only", default="", metavar="REGEX", help="cells whose name this matches")
@@ -204,13 +204,12 @@ def parse(arguments):
 
 
 def place(results, options, folder=RUNS):
-    """The file that a run goes to: a whole one among those kept, named by its machine and its revision, with a number if need be."""
+    """The file that a run goes to: a whole one among those kept, named by its number, its machine and its revision."""
     if options.quick or options.only or options.systems or options.against or options.effort < 1:
         return BUILD / f"{'quick' if options.quick else 'part'}.json"
     words = f"{report.machine_name(results['machine'])} {(results['revision'] or 'unknown')[:7]}"
-    name = re.sub("[^a-z0-9]+", "-", words.lower())
-    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
-    return next(path for path in (folder / f"{name}.json" for name in names) if not path.exists())
+    number = 1 + max((int(path.name.split("-")[0]) for path in folder.glob("[0-9]*-*.json")), default=0)
+    return folder / f"{number:02d}-{re.sub('[^a-z0-9]+', '-', words.lower())}.json"
 
 
 def race(options, results, watch, workers, start):

@@ -8,9 +8,11 @@ from string import ascii_uppercase
 
 from . import report, work
 
+LATEST = 3  # so many runs stand for the present program
+
 
 def stored(folder):
-    """The runs in a folder by letter (A to Z without I and O, AA, AB, …), in the order of their files' names."""
+    """The runs in a folder by letter (A to Z without I and O, AA, AB, …), in the order of their files' numbers: that of time."""
     files = sorted(Path(folder).glob("*.json"), key=lambda file: file.stem)
     readable = ascii_uppercase.replace("I", "").replace("O", "")  # in a picture an I looks like a line, and an O like a dot
     letters = itertools.chain(readable, map("".join, itertools.product(readable, repeat=2)))
@@ -21,6 +23,11 @@ def figures(runs, claim):
     """{letter: figure} of the runs that measured a claim."""
     found = {letter: report.figure(run, claim) for letter, run in runs.items()}
     return {letter: value for letter, value in found.items() if value is not None}
+
+
+def latest(found):
+    """Of figures by letter those of the last runs: of the present program, where all of them are of all that it has been."""
+    return dict(list(found.items())[-LATEST:])
 
 
 def spread(found, claim):
@@ -35,9 +42,12 @@ def met(found, claim):
             report.reached(claim, statistics.median(found.values()), claim.median) if claim.median else None)
 
 
-def reached_by_all(runs):
-    """(aims that every run reached which measured them, and the median where it has one of its own; aims that some run measured)."""
-    known = [(len(found), *met(found, claim)) for claim in work.AIMS if (found := figures(runs, claim))]
+def reached_by_all(runs, some=dict):
+    """(aims that every run reached which measured them, and the median where it has one of its own; aims that some run measured).
+
+    some: `latest`, to ask this of the last runs only.
+    """
+    known = [(len(found), *met(found, claim)) for claim in work.AIMS if (found := some(figures(runs, claim)))]
     return sum(count == every and middle is not False for every, count, middle in known), len(known)
 
 
@@ -69,8 +79,9 @@ def machines_table(runs):
 
 
 def claims_table(runs, claims, aims=False):
-    """Claims as a table of Markdown; with what is aimed at, and how many runs reached it."""
-    heads = ["cell", "ours", "against", "worst", "median", "best", "of the ceiling", *(["aim", "reached"] if aims else ["runs"])]
+    """Claims as a table of Markdown; with what is aimed at, how many runs reached it, and what the worst of the last ones found."""
+    last = ["aim", "reached", f"worst of the last {LATEST}", "reached"]
+    heads = ["cell", "ours", "against", "worst", "median", "best", "of the ceiling", *(last if aims else ["runs"])]
     lines = [f"| {' | '.join(heads)} |", "|---|---|---|" + "---:|" * (len(heads) - 3)]
     for claim in claims:
         found, (cell, ours, theirs, what) = figures(runs, claim), claim.key
@@ -80,7 +91,8 @@ def claims_table(runs, claims, aims=False):
         shares = ceilings(runs, claim) if what == "times as fast" else None
         cells = [cell if what == "times as fast" else f"{cell}: {what}", ours, theirs or "", f"{worst:.2f} {low}", f"{middle:.2f}",
                  f"{best:.2f} {high}", f"{shares[0]:.0%}–{shares[1]:.0%}" if shares else ""]
-        cells += [aim_of(claim), verdict(found, claim)] if aims else [str(len(found))]
+        (late, value), *_ = spread(recent := latest(found), claim)
+        cells += [aim_of(claim), verdict(found, claim), f"{value:.2f} {late}", verdict(recent, claim)] if aims else [str(len(found))]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -212,9 +224,9 @@ def row_of_results(runs):
     for task, words in (("greedy", "greedily"), ("beam 4", "with beam 4")):
         many, one = (quote(runs, f"{task}, base, batch {batch}", ("annotated", "best"), ("ctranslate2", "best")) for batch in (32, 1))
         parts.append(f"writing {words} 32 sentences {many} × CTranslate2, one {one} ×, each at its best precision")
-    whole, measured = reached_by_all(runs)
+    (whole, measured), (recent, _) = reached_by_all(runs), reached_by_all(runs, latest)
     load, part = (sum(mark in marks(run) for run in runs.values()) for mark in ("under load", "incomplete"))
     return ("| speed beside `torch.nn.Transformer`, MarianMT, x-transformers, JoeyNMT and CTranslate2, the paper's base model, random "
             f"text, worst / median / best of all stored runs | {'; '.join(parts)} | `make bench`, {extent(runs)}: {load} under load, "
-            f"{part} incomplete and copied by hand; {whole} of {measured} aims reached in every run that measured them; "
+            f"{part} incomplete and copied by hand; {whole} of {measured} aims reached in every run that measured them, {recent} in the last {LATEST}; "
             "[a file for each run](./bench), page 24 |")

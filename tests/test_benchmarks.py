@@ -226,12 +226,15 @@ def test_worst_median_and_best_over_all_runs_by_hand():
     assert over.ceilings(runs, claim) == pytest.approx((floor / 2, floor))
     text = over.tables(runs)
     assert (f"| greedy, base, batch 32 | annotated best | ctranslate2 best | 0.50 A | 1.20 | 2.00 B | {floor / 2:.0%}–{floor:.0%} "
-            "| ≥ 1.0, median ≥ 1.3 | 2 of 3, median ✗ |") in text
+            "| ≥ 1.0, median ≥ 1.3 | 2 of 3, median ✗ | 0.50 A | 2 of 3, median ✗ |") in text
     assert f"| annotated int8 | ctranslate2 int8 | 0.50 A | 1.25 | 2.00 B | {floor / 2:.0%}–{floor:.0%} | 2 |" in text
     assert "| C | Q, 2 threads; incomplete; under load | ?, 1,000, ? | 10 | ? | 30% | 1234567 |" in text
     assert over.reached_by_all(runs) == (0, 1) and over.reached_by_all({"B": runs["B"]}) == (1, 1)
     assert over.reached_by_all({"B": runs["B"], "C": runs["C"]}) == (1, 1), "the median of 2 and 1.2 is enough"
     assert over.reached_by_all({"C": runs["C"]}) == (0, 1), "1.2 is enough for every run, and too little for the median"
+    later = runs | {"D": runs["B"]}  # the last three have no A any more
+    assert over.reached_by_all(later) == (0, 1) and over.reached_by_all(later, over.latest) == (1, 1)
+    assert "≥ 1.0, median ≥ 1.3 | 3 of 4, median ✓ | 1.20 C | 3 of 3, median ✓ |" in over.claims_table(later, work.AIMS, aims=True)
     assert over.quote(runs, claim.cell, ("annotated", "best"), ("ctranslate2", "best")) == "0.50 / 1.20 / 2.00"
     assert over.quote(runs, claim.cell, ("annotated", "int8"), ("ctranslate2", "int8")) == "0.50 / 1.25 / 2.00 (2 runs)"
     assert over.extent(runs) == "3 runs on 2 kinds of machine"
@@ -279,7 +282,10 @@ def test_a_run_is_named_by_machine_and_revision_and_overwrites_none(tmp_path):
         names.append(program.place(results, options, tmp_path))
         names[-1].write_text("")
     stem = "intel-xeon-platinum-8488c-amx-2-threads-abcdef1"
-    assert [path.name for path in names] == [f"{stem}.json", f"{stem}-2.json", f"{stem}-3.json"]
+    assert [path.name for path in names] == [f"{number}-{stem}.json" for number in ("01", "02", "03")]
+    names[0].unlink()
+    (tmp_path / "99-other.json").write_text("")
+    assert program.place(results, options, tmp_path).name == f"100-{stem}.json", "after the last, whatever is gone"
     for partial in (["--quick"], ["--only", "greedy"], ["--systems", "torch"], ["--against", "HEAD"], ["--effort", "0.5"]):
         assert program.place(results, program.parse(partial), tmp_path).parent == program.BUILD
     assert program.place(results, program.parse(["--busy-anyway"]), tmp_path).parent == tmp_path, "a run under load is kept, and marked"
