@@ -328,8 +328,8 @@ class QuickResidual(PreparedPart, ResidualConnection):
 
     def forward(self, x: Float[Tensor, "*batch d_model"], sublayer):
         """As `ResidualConnection`; also in its random draws where x is small, or C cannot."""
-        small = x.numel() <= 1 << 17
-        if self.norm_first or not self.training or small or torch.compiler.is_compiling():
+        small, drops = x.numel() <= 1 << 17, self.dropout.training  # it may be off by itself
+        if self.norm_first or not drops or small or torch.compiler.is_compiling():
             return super().forward(x, sublayer)
         y = sublayer(x)
         done = add_and_norm(x, y, self.norm, self.dropout.p)

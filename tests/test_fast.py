@@ -500,9 +500,11 @@ def test_a_large_sub_layer_of_a_model_that_trains_ends_in_c(monkeypatch):
     torch.manual_seed(0)
     assert torch.equal(quick(small, torch.tanh), expected), "small ones keep their draws"
     calls.clear()
-    for other in (QuickResidual(residual).eval(), QuickResidual(ResidualConnection(64, 0.1, norm_first=True))):
+    for other in (QuickResidual(ResidualConnection(64, 0.1)).eval(), QuickResidual(ResidualConnection(64, 0.1, norm_first=True))):
         other(large, torch.tanh)
-    assert not calls
+    residual.dropout.eval()  # by itself, in a model that trains
+    assert torch.equal(quick(large, torch.tanh), residual.norm(large + large.tanh())) and not calls
+    residual.dropout.train()
     residual.dropout.p = 0.0
     assert torch.allclose(quick(large, torch.tanh), residual(large, torch.tanh), atol=1e-5)
     monkeypatch.setattr(fast, "add_and_norm", lambda *_: None)
