@@ -165,7 +165,7 @@ def _each(systems, *precisions, **options):
 def _training(size, table, quick, device):
     both, base, often = ("fp32", "bf16"), size == "base", 8 if device == "cuda" else 1  # a GPU's steps are short
     for precision in both:
-        seconds = 60 if base and precision == "fp32" else 25
+        seconds = 60 if base else 25  # five rounds or so
         systems = TRAINERS + (COMPILED if device == "cuda" and precision == "bf16" else ())
         yield Cell("train", size, _each(systems, precision), table, units=(1 if base else 4) * often, seconds=seconds)
     for precision in ("bf16",) if base else both:
