@@ -228,5 +228,5 @@ def row_of_results(runs):
     load, part = (sum(mark in marks(run) for run in runs.values()) for mark in ("under load", "incomplete"))
     return ("| speed beside `torch.nn.Transformer`, MarianMT, x-transformers, JoeyNMT and CTranslate2, the paper's base model, random "
             f"text, worst / median / best of all stored runs | {'; '.join(parts)} | `make bench`, {extent(runs)}: {load} under load, "
-            f"{part} incomplete and copied by hand; {whole} of {measured} aims reached in every run that measured them, {recent} in the last {LATEST}; "
-            "[a file for each run](./bench), page 24 |")
+            f"{part} incomplete and copied by hand; {whole} of {measured} aims reached in every run that measured them, {recent} in the "
+            f"last {LATEST}; [a file for each run](./bench), page 24 |")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ from annotated.fast import ChunkedLoss, prepare, undo
 from annotated.regularization import LabelSmoothingLoss
 from annotated.terminal import train_options
 from annotated.tokens import SubwordTokenizer, split_words
-from annotated.training import TrainingConfig, encode_pairs, train
+from annotated.training import TrainingConfig, encode_pairs, is_over, train
 from annotated.transformer import Transformer, TransformerConfig
 
 sys.path[:0] = [str(ROOT / "experiments"), str(ROOT / "tools")]
@@ -37,6 +38,7 @@ import long_inputs  # noqa: E402
 import padding  # noqa: E402
 import precision  # noqa: E402
 import r_drop  # noqa: E402
+import stops  # noqa: E402
 import two_processes  # noqa: E402
 
 
@@ -264,6 +266,69 @@ def test_the_curve_of_a_run_scores_each_checkpoint_that_is_asked_for(tmp_path, m
     assert all(row["bleu"] == by_hand.score for row in rows) and 0 < by_hand.score < 100 and "tok:13a" in signature
     with pytest.raises(ValueError, match="holds no checkpoint of an update that 7 divides"):
         curve.along(tmp_path, pairs, 7)
+
+
+def test_a_run_would_have_stopped_where_training_stops():
+    draw, ended = np.random.default_rng(0), 0
+    for _ in range(50):
+        values = (np.exp(-np.arange(12) / 4) + draw.normal(0, 0.1, 12)).tolist()
+        runs = (SimpleNamespace(config=TrainingConfig(patience=3), progress={"step": 1, "log": [{"valid_loss": v} for v in values[:end]]})
+                for end in range(1, 13))
+        expected = next((end for end, run in enumerate(runs, 1) if is_over(run)), 12)
+        assert stops.stop(values, 3) == expected
+        ended += expected < 12
+    assert 10 < ended < 50, "some end sooner, some at the end"
+    assert stops.stop([3.0, 2.0, 1.0], 2) == 3
+
+
+def test_both_losses_of_a_checkpoint_are_those_of_pytorch(tmp_path):
+    pairs = [("The dog sleeps .", "Der Hund schläft ."), ("A bear reads .", "Ein Bär liest .")]
+    tokenizer = SubwordTokenizer.fit(pairs, 280)
+    model = random_model(vocab_size=len(tokenizer)).eval()
+    save_checkpoint(tmp_path / "step-00000058", model, tokenizer)
+    logits, targets = [], []
+    for source, target in encode_pairs(pairs, tokenizer, "en", "de"):
+        logits.append(model(torch.tensor([[*source, 2]]), torch.tensor([[1, *target]]))[0])
+        targets += [*target, 2]
+    row, = stops.losses([tmp_path / "step-00000058"], pairs)
+    expected = [F.cross_entropy(torch.cat(logits), torch.tensor(targets), label_smoothing=smoothing).item() for smoothing in (0.0, 0.1)]
+    assert row["step"] == 58 and [row["plain"], row["smoothed"]] == pytest.approx(expected, rel=1e-5) and expected[0] != expected[1]
+
+
+def test_the_last_checkpoints_before_each_stop_are_scored_once(tmp_path, monkeypatch):
+    rows = [{"step": 58 * n, "plain": plain, "smoothed": 9.0 - n} for n, plain in enumerate([5.0, 3.0, 4.0, 4.0, 4.0, 2.0], 1)]
+    folders, asked = [tmp_path / f"run/step-{row['step']:08}" for row in rows], []
+    for folder in folders:
+        folder.mkdir(parents=True)
+    monkeypatch.setattr(stops, "EPOCHS", 2)
+    monkeypatch.setattr(stops.stop, "__defaults__", (2,))
+    monkeypatch.setattr(stops, "load_corpus", lambda name, *_: SimpleNamespace(valid=[(name, name)]))
+    monkeypatch.setattr(stops, "losses", lambda found, pairs: rows)
+    monkeypatch.setattr(stops, "mean_scores", lambda some, pairs, plain: asked.append((some, pairs, plain)) or SimpleNamespace(
+        score=float(len(asked)), signature="BLEU"))
+    stops.main("words", "texts", tmp_path / "out.json", tmp_path / "run")
+    assert asked == [(folders[2:4], [("words", "words")], [("texts", "texts")]), (folders[4:], [("words", "words")], [("texts", "texts")])]
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert found["runs"] == [{"rows": rows, "stops": {"plain": {"step": 232, "bleu": 1.0}, "smoothed": {"step": 348, "bleu": 2.0},
+                                                      "end": {"step": 348, "bleu": 2.0}}}] and found["signature"] == "BLEU"
+
+
+def test_the_mean_of_checkpoints_translates_and_is_scored_as_plain_text(tmp_path, monkeypatch):
+    words, texts = [("the dog sleeps .", "der hund schläft .")], [("The dog sleeps.", "Der Hund schläft.")]
+    tokenizer, seen = SubwordTokenizer.fit(words, 280), []
+    for seed in (1, 2):
+        save_checkpoint(tmp_path / f"step-0000000{seed}", random_model(len(tokenizer), seed), tokenizer)
+    folders = sorted(tmp_path.glob("step-*"))
+
+    def translated(model, tokenizer, sentences, language, beam, alpha):
+        seen.append((undo(model).state_dict(), sentences, language, beam, alpha))
+        return ["der hund schläft ."]
+
+    monkeypatch.setattr(stops, "translate", translated)
+    assert stops.mean_scores(folders, words, texts).score == pytest.approx(100.0)
+    (weights, *asked), = seen
+    assert asked == [["the dog sleeps ."], "en", 5, 1.4]
+    assert all(torch.equal(weights[name], weight) for name, weight in average_checkpoints(folders).items())
 
 
 def test_r_drop_is_half_of_the_published_loss_of_both_readings():

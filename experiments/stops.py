@@ -1,0 +1,82 @@
+"""Where should a run have stopped? For page 19, of runs that went on to their end and kept a checkpoint an epoch.
+
+    split=valid seeds="0 1" experiments/multi30k_record.sh to-the-end --attention-gain 0.70710678 --patience 0 --keep-last 140
+    python experiments/stops.py _build/multi30k_record/data multi30k RESULT.json _build/multi30k_record/to-the-end.seed?-checkpoints
+
+For each run the plain and the smoothed validation loss of every checkpoint, the checkpoint at which each of the two would have ended it,
+after ten epochs without a lower one, and there, and at the very end, BLEU on `valid` of the mean of the last ten. The second argument is
+the corpus with the plain references. About four minutes a run on one core.
+"""
+
+import sys
+
+from sacremoses import MosesDetokenizer
+
+from annotated.checkpoints import average_checkpoints, load_checkpoint
+from annotated.corpora import load_corpus
+from annotated.decoding import translate
+from annotated.evaluation import bleu_report
+from annotated.fast import prepare
+from annotated.files import describe_machine, provenance, write_json
+from annotated.regularization import LabelSmoothingLoss
+from annotated.runs import run_checkpoints
+from annotated.training import encode_pairs, validation_loss
+
+EPOCHS = 10  # without a lower loss end a run, and as many checkpoints make the mean
+
+
+def smoothed(_, *arguments, **named):
+    """The loss of training, in place of the plain one that `validation_loss` asks for."""
+    return LabelSmoothingLoss(0.1, *arguments, **named)
+
+
+def losses(folders, pairs):
+    """[{"step", "plain", "smoothed"}] of checkpoints: the mean losses on pairs of texts, nats a token."""
+    rows, encoded = [], None
+    for folder in folders:
+        saved = load_checkpoint(folder)
+        encoded = encoded or encode_pairs(pairs, saved.tokenizer, "en", "de")
+        rows.append({"step": int(folder.name[5:]), "plain": validation_loss(saved.model, encoded),
+                     "smoothed": validation_loss(saved.model, encoded, loss=smoothed)})
+        print(rows[-1], flush=True)
+    return rows
+
+
+def stop(values, patience=EPOCHS):
+    """After how many of these losses a run would have ended, the last `patience` of them holding none below all before; else all."""
+    ends = (end for end in range(patience + 1, len(values)) if min(values[end - patience:end]) >= min(values[:end - patience]))
+    return next(ends, len(values))
+
+
+def mean_scores(folders, pairs, plain):
+    """BLEU as Multi30k is scored, of the mean of checkpoints with a beam of five; plain: the pairs before they became Moses tokens."""
+    saved = load_checkpoint(folders[-1])
+    saved.model.load_state_dict(average_checkpoints(folders))
+    model = prepare(saved.model.eval(), "translate", rows=32 * 5)
+    outputs = translate(model, saved.tokenizer, [source for source, _ in pairs], "en", beam=5, alpha=1.4)
+    join = MosesDetokenizer(lang="de").detokenize
+    report = bleu_report([join(line.split(" ")) for line in outputs], [target for _, target in plain], bootstrap=0)
+    return report.entries["multi30k"]
+
+
+def main(corpus, references, out, *runs):
+    pairs, plain = (load_corpus(name, None, "en", "de").valid for name in (corpus, references))
+    found = []
+    for run in runs:
+        folders = run_checkpoints(run, scheduled=True)
+        rows = losses(folders, pairs)
+        ends = {kind: stop([row[kind] for row in rows]) for kind in ("plain", "smoothed")} | {"end": len(rows)}
+        scores = {end: mean_scores(folders[max(end - EPOCHS, 0):end], pairs, plain) for end in sorted(set(ends.values()))}
+        stopped = {kind: {"step": rows[end - 1]["step"], "bleu": scores[end].score} for kind, end in ends.items()}
+        found.append({"rows": rows, "stops": stopped})
+        print(stopped, flush=True)
+    write_json(out, {"data": f"multi30k val, {len(pairs):,} sentences in the form that is scored; seeds in order",
+                     "signature": scores[len(rows)].signature, "command": "experiments/stops.py, the lines at its head", "runs": found,
+                     "machine": describe_machine(), **provenance("experiments/stops.py", "annotated/decoding.py", "annotated/fast.py",
+                                                                 "annotated/evaluation.py", "annotated/training.py")})
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 5:
+        sys.exit(__doc__)
+    main(*sys.argv[1:])
