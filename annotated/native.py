@@ -471,6 +471,24 @@ def regular(model):
         for part in model.decoder.modules() for name in ("h", "norm_first"))
 
 # %% ../notebooks/85_native.ipynb #86b79c1d
+def room_for(rows, own, layers, state, length):
+    """Kept keys and values for so many rows, and scratch space; layers and state point there.
+
+    own: those kept before, (rows, h, capacity, d_k + d_v) each; `length` positions are copied.
+    """
+    kept = [old.new_empty(rows, *old.shape[1:]) for old in own]
+    for layer, old, new in zip(layers, own, kept, strict=True):
+        new[: len(old), :, :length] = old[:, :, :length]
+        layer.own = new.data_ptr()
+    widest = max(layers[0].project.out, layers[0].widen.out, state.d_model)
+    shares = state.h * max(state.capacity, state.n)
+    sizes = state.d_model, widest, widest, shares, 1, 1, widest + 4
+    scratch = [torch.empty(rows, size) for size in sizes]
+    (state.x, state.y, state.z, state.shares, state.scales, state.zeros,
+     state.numbers) = (one.data_ptr() for one in scratch)
+    return kept, scratch
+
+# %% ../notebooks/85_native.ipynb #aafd8393
 class NativeSteps:
     """Steps of a model's decoder in C; arguments and methods as of `IncrementalDecoder` (6.1).
 
@@ -483,7 +501,7 @@ class NativeSteps:
         d_k, d_v = (one.out_features // config.h for one in (cross[0].W_Q, cross[0].W_V))
         if config.positions == "learned":
             capacity = min(capacity, config.max_length)
-        self.weights, self.capacity, self.length, self.slots = weights, capacity, 0, 0
+        self.weights, self.capacity, self.length = weights, capacity, 0
         self.layers = type(weights.layers).from_buffer_copy(weights.layers)
         zeros = torch.zeros(1, capacity, config.d_model)
         self.mask = mask.reshape(mask.shape[0], -1).contiguous()
@@ -506,22 +524,9 @@ class NativeSteps:
         self._hold(len(source))
 
     def _hold(self, rows):
-        """Make room for so many rows."""
-        if rows > self.slots:
-            state, widths = self.state, [one.out for one in (self.layers[0].project,
-                                                             self.layers[0].widen)]
-            widest = max(*widths, state.d_model)
-            for k, layer in enumerate(self.layers):
-                old, self.own[k] = self.own[k], self.own[k].new_empty(rows, *self.own[k].shape[1:])
-                self.own[k][: self.slots, :, : self.length] = old[:, :, : self.length]
-                layer.own = self.own[k].data_ptr()
-            shares = state.h * max(self.capacity, state.n)
-            sizes = state.d_model, widest, widest, shares, 1, 1, widest + 4
-            self.scratch = [torch.empty(rows, size) for size in sizes]
-            addresses = (one.data_ptr() for one in self.scratch)
-            (state.x, state.y, state.z, state.shares, state.scales, state.zeros,
-             state.numbers) = addresses
-            self.slots = rows
+        """Make room for so many rows, and tell the step whose they are."""
+        if rows > len(self.own[0]):
+            self.own, self.scratch = room_for(rows, self.own, self.layers, self.state, self.length)
         self.state.past, self.state.sentences = self.past.data_ptr(), self.sentences.data_ptr()
 
     def step(self, tokens: Int[Tensor, "rows 1"]) -> Float[Tensor, "rows 1 d_model"]:
