@@ -2,7 +2,7 @@
 # Multi30k English to German in the form that the literature scores (lower-cased, normalised, tokenised), by the recipe of Wu et al. (2021),
 # Transformer-Tiny: 8,192 tokens an update, a validation and a checkpoint an epoch, an end after ten epochs without a lower validation loss
 # or 8,000 updates, mean of the last ten epochs, beam 5, three seeds. They divide a score by the length of the output: so does alpha 1.4,
-# nearly, for captions (chosen on `val`, choices.json). Two departures, unmeasured: they train in fp32, and end by the smoothed loss.
+# nearly, for captions (chosen on `val`, choices.json). Two departures: they train in fp32 (unmeasured), and end by the smoothed loss (stops.py).
 # `make multi30k-record` runs it, and goes on where it was interrupted; ANNOTATED_DATA says where the corpora are. Hours: 1.5 for the first seed, on one core beside other work.
 #
 #     experiments/multi30k_record.sh NAME OPTIONS…               a row of its own, with options of `annotated train` beyond the paper
@@ -10,6 +10,7 @@
 #     split=valid experiments/multi30k_record.sh NAME OPTIONS…        scored on `val`, to choose before `test` is seen
 #     seeds="1 2" experiments/multi30k_record.sh         these only: another core may run the others at the same time
 #     experiments/multi30k_record.sh attention-dropout --attention-gain 0.70710678 --attention-dropout 0.1
+#     experiments/multi30k_record.sh to-the-end --attention-gain 0.70710678 --patience 0 --keep-last 140      all updates, all checkpoints
 #     r_drop=5 processes=2 experiments/multi30k_record.sh r-drop --attention-gain 0.70710678 --accumulate 1      with the loss of r_drop.py, on both cores
 #     copies=10 experiments/multi30k_record.sh bpe-dropout --attention-gain 0.70710678        ten copies of each pair, each cut anew
 source "$(dirname "$0")/environment.sh"
