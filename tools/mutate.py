@@ -204,7 +204,7 @@ MUTATIONS = [
      "nearest(to[i] * scale)", "products"),
     ("all draws of dropout in C are one", "products", ".random_().item() if rate else 0", ".random_().item() * 0", "products"),
     ("the last rows of a sub-layer in C are in no sum", "products", "part < (rows + block - 1) / block", "part < rows / block", "products"),
-    ("small sub-layers end in C too", "fast", "small = x.numel() <= 1 << 17", "small = False", "fast"),
+    ("small sub-layers end in C too", "fast", "small, drops = x.numel() <= 1 << 17, ", "small, drops = False, ", "fast"),
     ("no sub-layer ends in C", "fast", ", ResidualConnection: QuickResidual}", "}", "fast"),
     ("what C cannot sum is lost", "fast", "if losses is not None else", "if losses is not None else 0 *", "fast"),
     ("biases of the decoder are passed by in C", "native", "return found == [shapes for _, shapes in wanted] and all(", "return all(",
