@@ -80,8 +80,8 @@ def machines_table(runs):
 
 def claims_table(runs, claims, aims=False):
     """Claims as a table of Markdown; with what is aimed at, how many runs reached it, and what the worst of the last ones found."""
-    last = ["aim", "reached", f"worst of the last {LATEST}", "reached"]
-    heads = ["cell", "ours", "against", "worst", "median", "best", "of the ceiling", *(last if aims else ["runs"])]
+    last = ["aim", "reached", f"worst of last {LATEST}"] if aims else ["runs"]
+    heads = ["cell", "ours", "against", "worst", "median", "best", "of the ceiling", *last]
     lines = [f"| {' | '.join(heads)} |", "|---|---|---|" + "---:|" * (len(heads) - 3)]
     for claim in claims:
         found, (cell, ours, theirs, what) = figures(runs, claim), claim.key
@@ -91,8 +91,9 @@ def claims_table(runs, claims, aims=False):
         shares = ceilings(runs, claim) if what == "times as fast" else None
         cells = [cell if what == "times as fast" else f"{cell}: {what}", ours, theirs or "", f"{worst:.2f} {low}", f"{middle:.2f}",
                  f"{best:.2f} {high}", f"{shares[0]:.0%}–{shares[1]:.0%}" if shares else ""]
-        (late, value), *_ = spread(recent := latest(found), claim)
-        cells += [aim_of(claim), verdict(found, claim), f"{value:.2f} {late}", verdict(recent, claim)] if aims else [str(len(found))]
+        (late, value), *_ = spread(latest(found), claim)
+        mark = "✓" if report.reached(claim, value) else "✗"
+        cells += [aim_of(claim), verdict(found, claim), f"{value:.2f} {late} {mark}"] if aims else [str(len(found))]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
