@@ -80,7 +80,7 @@ def machines_table(runs):
 
 def claims_table(runs, claims, aims=False):
     """Claims as a table of Markdown; with what is aimed at, how many runs reached it, and what the worst of the last ones found."""
-    last = ["aim", "reached", f"worst of last {LATEST}"] if aims else ["runs"]
+    last = ["aim", "reached", f"last {LATEST}"] if aims else ["runs"]
     heads = ["cell", "ours", "against", "worst", "median", "best", "of the ceiling", *last]
     lines = [f"| {' | '.join(heads)} |", "|---|---|---|" + "---:|" * (len(heads) - 3)]
     for claim in claims:
@@ -89,6 +89,7 @@ def claims_table(runs, claims, aims=False):
             continue
         (low, worst), middle, (high, best) = spread(found, claim)
         shares = ceilings(runs, claim) if what == "times as fast" else None
+        ours = ours.removeprefix("annotated ")
         cells = [cell if what == "times as fast" else f"{cell}: {what}", ours, theirs or "", f"{worst:.2f} {low}", f"{middle:.2f}",
                  f"{best:.2f} {high}", f"{shares[0]:.0%}–{shares[1]:.0%}" if shares else ""]
         (late, value), *_ = spread(latest(found), claim)

@@ -225,9 +225,9 @@ def test_worst_median_and_best_over_all_runs_by_hand():
     floor = work.decoding_floor(work.SIZES["base"], 32, 1, report.best_rates(runs["A"]), "int8")[2]
     assert over.ceilings(runs, claim) == pytest.approx((floor / 2, floor))
     text = over.tables(runs)
-    assert (f"| greedy, base, batch 32 | annotated best | ctranslate2 best | 0.50 A | 1.20 | 2.00 B | {floor / 2:.0%}–{floor:.0%} "
+    assert (f"| greedy, base, batch 32 | best | ctranslate2 best | 0.50 A | 1.20 | 2.00 B | {floor / 2:.0%}–{floor:.0%} "
             "| ≥ 1.0, median ≥ 1.3 | 2 of 3, median ✗ | 0.50 A ✗ |") in text
-    assert f"| annotated int8 | ctranslate2 int8 | 0.50 A | 1.25 | 2.00 B | {floor / 2:.0%}–{floor:.0%} | 2 |" in text
+    assert f"| int8 | ctranslate2 int8 | 0.50 A | 1.25 | 2.00 B | {floor / 2:.0%}–{floor:.0%} | 2 |" in text
     assert "| C | Q, 2 threads; incomplete; under load | ?, 1,000, ? | 10 | ? | 30% | 1234567 |" in text
     assert over.reached_by_all(runs) == (0, 1) and over.reached_by_all({"B": runs["B"]}) == (1, 1)
     assert over.reached_by_all({"B": runs["B"], "C": runs["C"]}) == (1, 1), "the median of 2 and 1.2 is enough"
