@@ -99,7 +99,7 @@ class Watch:
             elif now - begin > self.longest:
                 self.reason = f"{cell} finds no end: {self.longest:g} seconds of processor time"
             if self.reason:
-                for process in reversed(family(pid)):
+                for process in family(pid):  # the kernel first: a cell goes on when what it waits for has ended
                     with suppress(psutil.NoSuchProcess):
                         process.kill()
                 return
