@@ -5,7 +5,7 @@
 
 For each run the plain and the smoothed validation loss of every checkpoint, the checkpoint at which each of the two would have ended it,
 after ten epochs without a lower one, and there, and at the very end, BLEU on `valid` of the mean of the last ten. The second argument is
-the corpus with the plain references. About four minutes a run on one core.
+the corpus with the plain references. About ten minutes a run on one core.
 """
 
 import sys
