@@ -151,41 +151,58 @@ def label(cell, ours):
     return f"{cell.removeprefix('train, ').replace(' lengths', '')}, {ours.precision}".removesuffix(", best")
 
 
+def lanes(found, apart):
+    """A lane for each figure by letter, as few as keep figures of one lane so many times as large as one another, and their number."""
+    ends, places = [], {}
+    for letter, value in sorted(found.items(), key=lambda pair: pair[1]):
+        lane = next((lane for lane, end in enumerate(ends) if value >= apart * end), len(ends))
+        ends[lane:lane + 1] = [value]
+        places[letter] = lane
+    return places, len(ends)
+
+
 def draw(runs):
     """A row for each cell: by letters how many times as fast as the reference each run found ours, by dots as the other peers."""
     from matplotlib import pyplot as plt
 
+    panels = {task: rows(task) for task in REFERENCES}
+    figure, axes = plt.subplots(2, 1, figsize=(7.4, 0.4 * sum(map(len, panels.values())) + 1.4), layout="constrained",
+                                height_ratios=[len(panel) for panel in panels.values()])
+    titles = ("Training: times as fast as torch.nn.Transformer in the same precision",
+              "Writing: times as fast as CTranslate2, each in its best precision")
+    for axis, title, (task, panel) in zip(axes, titles, panels.items(), strict=True):
+        _draw_panel(axis, runs, panel, REFERENCES[task])
+        axis.set_title(title, fontsize=9, loc="left")
+    return figure
+
+
+def _draw_panel(axis, runs, panel, reference):
+    """Its rows on an axis of their own; bold: the last runs of each row."""
     from annotated import charts
 
-    panels = {task: rows(task) for task in REFERENCES}
-    figure, axes = plt.subplots(2, 1, figsize=(7.4, 0.3 * sum(map(len, panels.values())) + 1.2), sharex=True, layout="constrained",
-                                height_ratios=[len(panel) for panel in panels.values()])
-    for axis, (task, panel) in zip(axes, panels.items(), strict=True):
-        drawn = []
-        for place, claims in enumerate(panel.values()):
-            for system, claim in claims.items():
-                found = figures(runs, claim)
-                drawn += [(label(claim.cell, claim.ours), system, letter, value) for letter, value in found.items()]
-                if system != REFERENCES[task]:
-                    axis.plot(found.values(), [place] * len(found), "o", color=charts.COLOURS["data"], markersize=4, zorder=2)
-                    continue
-                for letter, value in found.items():
-                    shift = 0.7 * (list(runs).index(letter) + 0.5) / len(runs) - 0.35
-                    axis.text(value, place + shift, letter, ha="center", va="center", fontsize=9, fontweight="bold", zorder=3,
-                              color=charts.COLOURS["key_text" if runs[letter]["disturbed"] else "query"])
-        axis.hlines(range(len(panel)), 0.01, 100, color=charts.COLOURS["grid"], linewidth=0.8, zorder=0)
-        axis.axvline(1, color=charts.COLOURS["text"], linewidth=1)
-        axis.set_yticks(range(len(panel)), [label(*row) for row in panel], fontsize=8)
-        axis.set_ylim(len(panel) - 0.4, -0.6)
-        axis.set_title({"train": "Training: times as fast as torch.nn.Transformer in the same precision",
-                        "write": "Writing: times as fast as CTranslate2, each in its best precision"}[task], fontsize=9, loc="left")
-        charts.remember(axis, ("cell", "against", "run", "times as fast"), drawn)
-    values = [row[-1] for axis in axes for row in axis.chart_table[1]]
-    axes[-1].set(xscale="log", xlim=(0.85 * min(values), 1.15 * max(values)))
-    ticks = [tick for tick in (0.25, 0.5, 1, 2, 4, 8, 16) if min(values) < tick < max(values)]
-    axes[-1].set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    axes[-1].minorticks_off()
-    return figure
+    drawn = [(label(claim.cell, claim.ours), system, letter, value) for claims in panel.values() for system, claim in claims.items()
+             for letter, value in figures(runs, claim).items()]
+    values = [1, *(row[-1] for row in drawn)]
+    for place, claims in enumerate(panel.values()):
+        for claim in (claim for system, claim in claims.items() if system != reference):
+            found = figures(runs, claim)
+            axis.plot(found.values(), [place] * len(found), "o", color=charts.COLOURS["data"], markersize=3, zorder=2)
+        found = figures(runs, claims[reference])
+        lane_of, count = lanes(found, (max(values) / min(values)) ** 0.03)
+        for letter, value in found.items():
+            axis.text(value, place + 0.23 * (lane_of[letter] - (count - 1) / 2), letter, ha="center", va="center", fontsize=8, zorder=3,
+                      fontweight="bold" if letter in latest(found) else "normal",
+                      color=charts.COLOURS["key_text" if runs[letter]["disturbed"] else "query"])
+    charts.remember(axis, ("cell", "against", "run", "times as fast"), drawn)
+    for place in range(0, len(panel), 2):
+        axis.axhspan(place - 0.5, place + 0.5, color=charts.COLOURS["grid"], alpha=0.4, linewidth=0, zorder=0)
+    axis.axvline(1, color=charts.COLOURS["text"], linewidth=1)
+    axis.set_yticks(range(len(panel)), [label(*row) for row in panel], fontsize=8)
+    axis.set_ylim(len(panel) - 0.5, -0.5)
+    axis.set(xscale="log", xlim=(0.9 * min(values), 1.1 * max(values)))
+    ticks = [tick for tick in (0.25, 0.5, 1, 1.5, 2, 3, 4, 6, 8, 16) if min(values) <= tick <= max(values)]
+    axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axis.minorticks_off()
 
 
 # -- what the two READMEs quote ---------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """The benchmarks measure what they say: by numbers made by hand, by PyTorch's own counter, and with systems that are made up."""
 
 import functools
+import itertools
 import json
 import os
 import sys
@@ -10,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from annotated.transformer import Transformer, TransformerConfig
@@ -269,6 +272,17 @@ def test_the_picture_holds_every_run_of_every_cell_and_says_who_leads():
     for letters, where in (("ABC", "ahead in some runs"), ("BC", "ahead in every run"), ("A", "ahead in none")):
         sides = over.sides({letter: runs[letter] for letter in letters}, "write")
         assert sides[where] == [name] and sum(sides.values(), []) == [name]
+
+
+@given(st.dictionaries(st.text("ABCDEFGH", min_size=1, max_size=1), st.floats(0.3, 9)), st.floats(1.01, 1.5))
+def test_letters_of_one_lane_stand_apart_and_the_lanes_are_few(found, apart):
+    """No more lanes than the most figures that lie within a factor of one another: fewer cannot do."""
+    places, count = over.lanes(found, apart)
+    assert places.keys() == found.keys() and set(places.values()) == set(range(count))
+    for lane in range(count):
+        values = sorted(found[letter] for letter in places if places[letter] == lane)
+        assert all(high >= apart * low for low, high in itertools.pairwise(values))
+    assert count == max((sum(low <= value < apart * low for value in found.values()) for low in found.values()), default=0)
 
 
 def test_a_run_is_named_by_machine_and_revision_and_overwrites_none(tmp_path):
