@@ -182,9 +182,10 @@ def attention_lines(weights, keys, queries, query=None, title=None, ax=None, key
     Returns the axes. Raises ValueError as attention_heatmap does.
     """
     panels = _panels(weights)
+    for panel in panels:
+        keys = as_tokens(keys, panel.shape[1], "keys", "weights have")
+        queries = as_tokens(queries, panel.shape[0], "queries", "weights have")
     rows, columns = panels[0].shape
-    keys = as_tokens(keys, columns, "keys", "weights have")
-    queries = as_tokens(queries, rows, "queries", "weights have")
     shown = range(rows) if query is None else [_one_query(query, queries)]
     ax = new_axes(ax, 4.6, 0.27 * max(rows, columns) + 0.9)
     table = [(head + 1, i, queries[i], j, keys[j], float(panel[i, j]))

@@ -53,9 +53,9 @@ def pad(rows) -> Int[Tensor, "batch n"]:
 class Batch:
     """Padded sentence pairs as int64 ids (section 5.1)."""
 
-    source: Int[Tensor, "batch n"]  # x1 … xn end
-    target_in: Int[Tensor, "batch m"]  # begin y1 … ym
-    target_out: Int[Tensor, "batch m"]  # y1 … ym end
+    source: Int[Tensor, "batch n"]  # x1 … end
+    target_in: Int[Tensor, "batch m"]  # begin y1 …
+    target_out: Int[Tensor, "batch m"]  # y1 … end
 
     @classmethod
     def collate(cls, pairs):

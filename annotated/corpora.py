@@ -221,7 +221,7 @@ def write_split(archive, member, folder, held_out=2_000):
 
 # %% ../notebooks/11_corpora.ipynb #fe53f496
 # U+FFFD and control characters; and UTF-8 read as Windows-1252, where every ü has become Ã¼
-_BROKEN = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\ufffd]|[ÃÂ][\x80-\xbf]|â€")
+_BROKEN = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\ufffd]|[ÃÂ][\x80-\xbf\u0152-\u2122]|â€")
 
 
 def pair_fault(source, target, max_length=250, max_ratio=3.0):
@@ -412,7 +412,7 @@ def _load_folder(folder, source, target):
     here = sorted({path.name.split(".")[1] for path in folder.glob("train.*")} - {"tsv"})
     known = columns or tuple(dict.fromkeys([tag for tag in ("en", "de") if tag in here] + here))
     if len(known) < 2:  # a table whose columns nobody names: the first is the source
-        known = tuple(dict.fromkeys([source or "en", target or "de"]))
+        known = tuple(dict.fromkeys([source or "en", target or "de", "de", "en"]))
     source, target = choose_languages(str(folder), known, source, target)
     splits = {}
     for split in ("train", "valid", "test", "novel"):

@@ -159,7 +159,7 @@ def lean_softmax(scores: _Scores, mask: Mask = None) -> _Scores:
 
 # %% ../notebooks/24_fast.ipynb #7d3660a0
 class QuickAttention(PreparedPart, DotProductAttention):
-    """The quickest way by device, length, type and mode; without weights (section 3.2.1)."""
+    """The fused function, or for short training on a processor the formula; no weights (3.2.1)."""
 
     def forward(self, query: Queries, key: Keys, value: Values,
                 mask: Mask = None) -> tuple[Float[Tensor, "*#batch queries d_v"], None]:
@@ -290,7 +290,7 @@ class JoinedAttention(PreparedPart, MultiHeadAttention):
 
 # %% ../notebooks/24_fast.ipynb #24a11ce2
 class QuickLinear(PreparedPart, nn.Linear):
-    """A linear layer whose fp32 products, and their gradients, are oneDNN's."""
+    """A linear layer whose fp32 product and gradient of x are oneDNN's."""
 
     def forward(self, x: Float[Tensor, "*batch in"]) -> Float[Tensor, "*batch out"]:
         """As `nn.Linear`."""
@@ -568,7 +568,7 @@ def prepare(model, purpose, precision="fp32", rows=32, score=None):
             raise ValueError(f"{name}={value!r} is unknown: give {' or '.join(map(repr, words))}")
     if precision == "int8" and device != "cpu":
         raise ValueError(f"precision='int8' is for the CPU, the model is on {device}: give 'bf16'")
-    if precision == "auto":
+    if precision == "auto" and purpose == "translate":
         precision = "fp32" if device != "cpu" else quickest(
             model, rows, lambda one: prepare(model, purpose, one, rows), score)
     kinds = {DotProductAttention: QuickAttention, Encoder: LeanEncoder, Decoder: LeanDecoder,

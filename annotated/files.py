@@ -152,7 +152,8 @@ def stream_lines(path, member=None, errors="strict"):
     bytes that are not UTF-8 (unless `errors` is "replace"), is a ValueError that names the file
     (and the line).
     """
-    name, empty = (f"{path}, {member}" if member else path), True
+    name, empty = (f"{path}, {member}" if member else str(path)), True
+    marked_up = name.removesuffix(".gz").removesuffix(".xz").endswith(".sgm")
     with open_text(path, member) as file:
         for number, line in enumerate(file, start=1):  # cut at \n only, not at U+0085 or U+2028
             try:
@@ -163,7 +164,7 @@ def stream_lines(path, member=None, errors="strict"):
                 what = f"{name}, line {number}: not valid UTF-8 ({error.reason})"
                 raise ValueError(f"{what}; convert it to UTF-8") from error
             text = text.removeprefix("\ufeff") if number == 1 else text
-            if str(member).endswith(".sgm"):
+            if marked_up:
                 segment = re.search("<seg[^>]*>(.*)</seg>", text)
                 text = segment and html.unescape(segment[1]).strip() + "\n"
             if text:

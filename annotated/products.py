@@ -151,7 +151,7 @@ def onednn_product(x: _In, matrix: Float[Tensor, "in out"], bias: _Offset = None
 
 
 class TrainedProduct(torch.autograd.Function):
-    """x W + b by oneDNN, in float32, and its gradients."""
+    """x W + b and the gradient of x by oneDNN, in float32."""
 
     @staticmethod
     def forward(ctx, x, weight, bias):

@@ -166,17 +166,21 @@ def _spec_table(spec):
 # %% ../notebooks/87_style.ipynb #481ce837
 def _hand_drawn(ax):
     """Return lines, bars, points and images drawn by hand as rows (series, x, y, value)."""
-    ticks = zip(ax.get_xticks(), ax.get_xticklabels(), strict=False)
+    bars = [one for one in ax.containers if isinstance(one, BarContainer)]
+    lying = any(one.orientation == "horizontal" for one in bars)
+    axis = ax.yaxis if lying else ax.xaxis  # where names may stand
+    ticks = zip(axis.get_ticklocs(), axis.get_ticklabels(), strict=False)
     names = {round(float(at), 9): label.get_text() for at, label in ticks
              if re.search("[^\\W\\d_]", label.get_text())}
-    series = [(line.get_label(), line.get_xydata()) for line in ax.lines]
-    series += [(bars.get_label(), [(b.get_x() + b.get_width() / 2, b.get_height()) for b in bars])
-               for bars in ax.containers if isinstance(bars, BarContainer)]
-    series += [(dots.get_label(), dots.get_offsets()) for dots in ax.collections
-               if isinstance(dots, PathCollection)]
+    series = [(line.get_label(), line.get_xydata(), {} if lying else names) for line in ax.lines]
+    series += [(one.get_label(), [
+        (b.get_y() + b.get_height() / 2, b.get_width()) if lying else
+        (b.get_x() + b.get_width() / 2, b.get_height()) for b in one], names) for one in bars]
+    series += [(dots.get_label(), dots.get_offsets(), {} if lying else names)
+               for dots in ax.collections if isinstance(dots, PathCollection)]
     rows = [(f"series {i + 1}" if str(label).startswith("_") else label,
-             names.get(round(float(x), 9)) or float(x), float(y), "")
-            for i, (label, points) in enumerate(series) for x, y in points]
+             known.get(round(float(x), 9)) or float(x), float(y), "")
+            for i, (label, points, known) in enumerate(series) for x, y in points]
     images = [np.ma.filled(image.get_array().astype(float), np.nan) for image in ax.images]
     images = [image for image in images if image.ndim == 2]
     return rows + [(f"image {i + 1}", column, row, float(value)) for i, image in enumerate(images)

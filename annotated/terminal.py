@@ -7,7 +7,6 @@ __all__ = ['main']
 
 # %% ../notebooks/83_terminal.ipynb #ddd803fd
 import json
-import os
 import shlex
 import sys
 import time
@@ -20,11 +19,16 @@ from tyro.conf import OmitArgPrefixes, Positional, Suppress
 
 # %% ../notebooks/83_terminal.ipynb #789780c0
 _LANGUAGES = ("source_language", "target_language")
+_POSITIVE = "average attention_gain limit sentences beam_sentences seeds workers steps".split()
 
 
-def _read(command_class, command, arguments):
-    """The options of a command as a `command_class`; ends the program for what cannot be read."""
-    return tyro.cli(OmitArgPrefixes[command_class], prog=f"annotated {command}", args=arguments)
+def _read(form, command, arguments):
+    """The options of a command, in this form; ends the program for what cannot be read."""
+    options = tyro.cli(OmitArgPrefixes[form], prog=f"annotated {command}", args=arguments)
+    for name, number in vars(options).items():
+        if name in _POSITIVE and number is not None and not 0 < number < float("inf"):
+            raise ValueError(f"--{name} {number}: give a number above 0".replace("_", "-"))
+    return options
 
 
 def _line(command, arguments):
@@ -95,12 +99,9 @@ def _check_train(options):
     folder = options.checkpoints
     if folder is None and (options.resume or options.average is not None):
         raise ValueError("--resume and --average need checkpoints: give --checkpoints FOLDER")
-    for flag, value in (("average", options.average), ("attention-gain", options.attention_gain)):
-        if value is not None and not 0 < value < float("inf"):
-            raise ValueError(f"--{flag} {value} is invalid: give a number above 0")
     if folder and not options.resume and runs.run_checkpoints(folder):
         raise FileExistsError(f"{folder} holds checkpoints already: give --resume, or a new folder")
-    if os.path.lexists(options.out):
+    if options.out.exists() or options.out.is_symlink():
         raise FileExistsError(f"{options.out} exists already: move it away, or give a new --out")
 
 # %% ../notebooks/83_terminal.ipynb #967a33f2
@@ -369,14 +370,13 @@ def _score(arguments):
     searched = f"beam {options.beam}, alpha {options.alpha}" if options.beam > 1 else "greedy"
     what = f"{options.data or f'{options.corpus} {options.split}'}, {source} to {target}"
     facts = {"data": f"{what}, {len(pairs)} sentences", "decoding": searched,
-             "command": options.command or _line("score", arguments),
-             "precision": options.precision, "steps": model.decoder.chosen,
-             **json.loads(path.read_text(encoding="utf-8")),
+             "command": options.command or _line("score", arguments), "steps": model.decoder.chosen,
+             "precision": options.precision, **json.loads(path.read_text(encoding="utf-8")),
              "parameters": sum(weight.numel() for weight in model.parameters()),
-             "model": asdict(model.config), "training": saved.info["training"],
+             "model": asdict(model.config), "training": saved.info.get("training"),
              "averaged_checkpoints": saved.info.get("averaged", []),
              "attention_gain": saved.info.get("attention_gain", 1.0), "decoding_seconds": seconds,
-             "training_seconds": saved.info["seconds"], "log": saved.info["log"],
+             "training_seconds": saved.info.get("seconds"), "log": saved.info.get("log"),
              "machine": files.describe_machine(), **files.provenance(*SCORED_BY)}
     files.write_json(path, facts)
     print(report)
@@ -412,6 +412,10 @@ def _export(arguments):
         checkpoints.save_checkpoint(options.out, returned.model, returned.tokenizer,
                                     **returned.info)
         return 0
+    lines = files.input_lines(options.check) if options.check else []
+    sentences = list(filter(str.strip, lines))[: options.limit]
+    if (options.check or options.report) and not sentences:
+        raise ValueError(f"--check {options.check} holds no sentences: give a file of them")
     saved = _loaded(options.model)
     corpus = options.data or saved.info.get("corpus")
     languages = {name: saved.info.get(name, "de") for name in _LANGUAGES}
@@ -420,15 +424,11 @@ def _export(arguments):
                                       data=corpus, **scores)
     if options.ctranslate2:
         production.export_to_ctranslate2(options.out, options.ctranslate2, options.quantization)
-    if not options.check:
-        return 0
-    sentences = list(filter(str.strip, files.input_lines(options.check)))[: options.limit]
     if not sentences:
-        raise ValueError(f"{options.check} holds no sentences")
-    facts = production.compare_export(saved, options.out, sentences, options.ctranslate2,
-                                      options.quantization)
+        return 0
     facts = {"command": _line("export", arguments), "trained on": corpus,
-             "sentences of": str(options.check), **facts}
+             "sentences of": str(options.check), **production.compare_export(
+                 saved, options.out, sentences, options.ctranslate2, options.quantization)}
     if options.report:
         files.write_json(options.report, facts)
     print(json.dumps(facts, indent=1, ensure_ascii=False))

@@ -77,6 +77,12 @@ def test_heatmap_and_lines_name_what_does_not_fit(weights, keys, queries, messag
             draw(weights, keys, queries)
 
 
+def test_lines_ask_every_head_for_its_size():
+    for odd in (np.ones((3, 5)), np.ones((2, 4))):
+        with pytest.raises(ValueError, match="weights have"):
+            attention_charts.attention_lines([HEADS[0], odd], KEYS, QUERIES)
+
+
 def test_a_batch_of_one_sentence_is_that_sentence_and_a_larger_one_is_refused():
     for draw in (attention_charts.attention_heatmap, attention_charts.attention_overview):
         one, same = ([row[-5:] for row in style.table(draw(weights, KEYS, QUERIES))[1]] for weights in (HEADS[None], HEADS))

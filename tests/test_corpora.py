@@ -96,7 +96,12 @@ def test_columns_follow_the_name_of_the_folder(tmp_path):
     assert load_corpus(folder).valid == [("Rain falls.", "Regen fällt.")]
     assert load_corpus(folder, target_language="en").valid == [("Regen fällt.", "Rain falls.")]
     unnamed = write_tables(tmp_path / "mine")  # here the first column is the source, whatever it is called
-    assert load_corpus(unnamed, source_language="xx", target_language="yy").valid == [("Rain falls.", "Regen fällt.")]
+    for known in ({"source_language": "xx", "target_language": "yy"}, {"source_language": "de"}, {"target_language": "en"}):
+        corpus = load_corpus(unnamed, **known)
+        assert corpus.valid == [("Rain falls.", "Regen fällt.")] and known.items() <= vars(corpus).items()
+        assert corpus.source_language != corpus.target_language
+    with pytest.raises(ValueError, match="source and target language are both 'xx'"):
+        load_corpus(unnamed, source_language="xx", target_language="xx")
 
 
 def test_val_and_dev_are_valid_too(tmp_path):
@@ -452,7 +457,7 @@ def test_streams_of_different_length_are_counted_to_the_end():
     ("empty", "", "Ein Hund."), ("empty", "A dog.", " \u2003\t "), ("empty", "", ""),
     ("broken", "A dog\ufffd.", "Ein Hund."), ("broken", "A dog.", "Ein\x85Hund."), ("broken", "A\0 dog", "Ein Hund"),
     ("broken", "Ein schÃ¶ner Hund", "A beautiful dog"), ("broken", "A dog", "Il dit Â« non Â»"),
-    ("broken", "donâ€™t", "Ne pas"),
+    ("broken", "donâ€™t", "Ne pas"), ("broken", "Die StraÃŸe", "The street"), ("broken", "A key", "Ã–ffner"), ("broken", "Ã„", "a"),
     ("overlong", "a " * 251, "b " * 240), ("overlong", "a " * 240, "b " * 251), (None, "a " * 250, "b " * 250),
     ("ratio", "a b c d", "e"), ("ratio", "a", "b c d e"), (None, "a b c", "e"),
     ("copied", "New York", "New York"),

@@ -1681,6 +1681,8 @@ def test_the_quickest_precision_is_measured_once(monkeypatch, tmp_path):
         asked.clear()
         assert isinstance(prepare(model, "translate", "auto", rows).decoder.layers[0].residual[0].norm, ShortNorm), "bf16"
         assert asked == ["bf16"] if known else asked == ["fp32", "bf16", "int8", "bf16"]
+    prepare(model, "train", "auto")  # where no precision is asked for, none is measured
+    assert asked[-1] == "bf16" and isinstance(model.decoder, fast.LeanDecoder)
     kept = sorted(json.loads(path.read_text())["rows"] for path in tmp_path.iterdir())
     assert kept == [2, 3]
     times["int8"] = 1.0

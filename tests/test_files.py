@@ -44,6 +44,13 @@ def test_text_is_read_as_written(tmp_path, packing):
     assert read_lines(path) == ["one\u2028still one", "\u0085two\x0b\x0c\x1c", "  three ", "", "five"]
 
 
+def test_of_sgml_only_the_segments_count_packed_or_not(tmp_path):
+    data = b'<doc>\n<seg id="1"> One &amp; two. </seg>\n</doc>\n'
+    for name, packed in (("a.sgm", data), ("a.sgm.gz", gzip.compress(data)), ("a.en", data)):
+        (tmp_path / name).write_bytes(packed)
+        assert list(files.stream_lines(tmp_path / name)) == (["One & two."] if "sgm" in name else data.decode().splitlines())
+
+
 def test_windows_line_ends_and_a_leading_byte_order_mark_go_but_nothing_else(tmp_path):
     path = tmp_path / "text.en"
     path.write_bytes("\ufeffone\r\ntwo\rstill two\r\n\ufeffthree\r\r\n".encode())

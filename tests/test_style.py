@@ -47,6 +47,17 @@ def test_figures_drawn_by_hand_have_a_table_of_what_they_draw():
     assert style.table(curves)[1] == [tuple(row[1:]) for row in rows[:4]]
 
 
+def test_lying_bars_have_their_names_and_lengths():
+    figure, (stacked, numbered) = plt.subplots(1, 2)
+    stacked.barh(["x", "y"], [1.5, 2.5], label="a")
+    stacked.barh(["x", "y"], [1.0, 2.0], left=[1.5, 2.5], label="b")
+    stacked.axvline(1.0, label="line")
+    numbered.barh([0, 2], [3.0, 4.0], label="c")
+    assert style.table(figure)[1] == [
+        [1, "line", 1, 0, ""], [1, "line", 1, 1, ""], [1, "a", "x", 1.5, ""], [1, "a", "y", 2.5, ""], [1, "b", "x", 1.0, ""],
+        [1, "b", "y", 2.0, ""], [2, "c", 0, 3, ""], [2, "c", 2, 4, ""]]
+
+
 def test_panels_with_different_columns_share_one_table():
     _, (left, right) = plt.subplots(1, 2)
     attention_charts.mask_chart([[True]], ["k"], ["q"], ax=left)

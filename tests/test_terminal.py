@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import itertools
 import json
 import math
 import re
@@ -393,6 +394,17 @@ def test_the_command_counts_faults_in_two_files(tmp_path, capsys):
     assert "none" in refused("clean", [tmp_path / "a.en.gz", tmp_path / "none"], capsys)
 
 
+@pytest.mark.parametrize("command, arguments", [
+    ("vary", "toy --out out --steps 0"), ("vary", "toy --out out --seeds 0"), ("vary", "toy --out out --sentences -1"),
+    ("vary", "toy --out out --workers 0"), ("parse", "toy --out out --sentences -1"), ("parse", "toy --out out --beam-sentences 0"),
+    ("export", "--out out --limit 0"), ("train", "--out out --average 0 --checkpoints c"),
+])
+def test_numbers_that_mean_nothing_are_refused_at_once(command, arguments, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    flag, number = next((flag, number) for flag, number in itertools.pairwise(arguments.split()) if number in ("0", "-1"))
+    assert f"{flag} {number}: give a number above 0" in refused(command, arguments.split(), capsys) and not list(tmp_path.iterdir())
+
+
 def test_score_measures_what_translate_writes_and_tells_auto_what_valid_says(tmp_path, capsys, monkeypatch):
     own, results = write_corpus(tmp_path / "own"), tmp_path / "results"
     main(["train", str(own), "--out", str(tmp_path / "model"), *SMALL, "--steps", "150", "--warmup", "60"])
@@ -410,6 +422,10 @@ def test_score_measures_what_translate_writes_and_tells_auto_what_valid_says(tmp
     assert facts["entries"]["perplexity"]["score"] == pytest.approx(math.exp(sum(losses) / len(losses)), rel=1e-5)
     assert facts["decoding"] == "beam 2, alpha 0.5" and facts["data"].endswith(f"test, en to de, {len(TEXTS)} sentences")
     assert facts["command"].startswith("annotated score ") and facts["log"][-1]["step"] == 150
+    save_checkpoint(tmp_path / "bare", saved.model, saved.tokenizer, source_language="en", target_language="de")  # as --back makes it
+    main(["score", str(tmp_path / "bare"), str(own), "test", str(tmp_path / "again"), "--beam", "2", "--alpha", "0.5"])
+    bare = json.loads((tmp_path / "again/test.json").read_text(encoding="utf-8"))
+    assert bare["entries"] == facts["entries"] and bare["training"] is bare["log"] is None
     asked, real = [], fast.prepare
     monkeypatch.setattr(fast, "prepare", lambda *given: asked.append(given) or real(given[0], "translate"))
     main(["score", str(tmp_path / "model"), str(own), "test", str(results), "--beam", "2", "--precision", "auto"])
@@ -551,8 +567,10 @@ def test_export_says_what_is_wrong_in_one_line(checkpoint, capsys):
         ([str(checkpoint / "checkpoint"), "--scores", str(checkpoint / "lines.txt")], "is no report of scores"),
         (["--back", str(checkpoint / "checkpoint")], "config.json: model_type=None cannot be imported"),
         ([str(checkpoint / "checkpoint"), "--check", str(checkpoint / "empty.txt")], "holds no sentences"),
+        ([str(checkpoint / "checkpoint"), "--check", str(checkpoint / "gone.txt")], "gone.txt"),
+        ([str(checkpoint / "checkpoint"), "--report", str(checkpoint / "report.json")], "--check None holds no sentences"),
     ):
         with pytest.raises(SystemExit) as end:
             main(["export", *arguments, "--out", str(checkpoint / "out")])
         error = capsys.readouterr().err
-        assert end.value.code == 2 and message in error and error.count("\n") == 1
+        assert end.value.code == 2 and message in error and error.count("\n") == 1 and not (checkpoint / "out").exists()
