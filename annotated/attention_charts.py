@@ -130,7 +130,7 @@ def attention_heatmap(weights, keys, queries, title=None, ax=None, key_label="ke
     disagree, naming the axis.
     """
     panels = _panels(weights)
-    named = isinstance(weights, dict)
+    named = isinstance(weights, dict) and len(weights) == len(panels)
     titles = list(weights) if named else [f"head {i + 1}" for i in range(len(panels))]
     for panel in panels:
         key_tokens = as_tokens(keys, panel.shape[1], "keys", "weights have")

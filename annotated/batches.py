@@ -27,7 +27,7 @@ from jaxtyping import Int
 from torch import Tensor
 from tqdm import tqdm
 
-from .corpora import clean_pairs, load_corpus, normalised
+from .corpora import CORPORA, choose_languages, clean_pairs, load_corpus, normalised
 from .files import sha256_of, whole_folder, write_json
 from annotated.tokens import (
     BEGIN,
@@ -503,9 +503,14 @@ def prepare_corpus(name, folder, vocab_size, model="bpe", root=None, source_lang
             corpus = load_corpus(name, root, source_language, target_language)
             with all_cores():
                 _prepare(corpus, folder, facts, show_progress)
-    prepared = load_prepared(folder)
-    wanted = facts | {"languages": [source_language or prepared.source_language,
-                                    target_language or prepared.target_language]}
+        elif not (folder / "prepared.json").is_file():
+            raise ValueError(f"{folder} is there and holds no prepared corpus: give another "
+                             "folder, or move this one away")
+    prepared, given = load_prepared(folder), (source_language, target_language)
+    if name in CORPORA:
+        given = choose_languages(name, CORPORA[name].languages, *given)
+    wanted = facts | {"languages": [given[0] or prepared.source_language,
+                                    given[1] or prepared.target_language]}
     for fact, value in wanted.items():
         before = prepared.facts.get(fact, False)  # earlier folders know of less
         if before != value:

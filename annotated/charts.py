@@ -245,10 +245,11 @@ def schedule_chart(rates, log=False, title=None, ax=None, mark_peak=True):
     pairs = _series(rates)
     ax = lines_chart(pairs, x_label="step", y_label="learning rate", log_x=log, log_y=log,
                      title=title, ax=ax, markers=False)
+    drawn = ax.lines[-len(pairs):]  # the axes may hold others
     for i, (name, (steps, ys)) in enumerate(pairs.items() if mark_peak else ()):
         step, rate = steps[np.argmax(ys)], ys.max()
         words = f"{rate:.4g} at step {step:,.0f}"
-        ax.lines[i].set_label(f"{name}: peak {words}")
+        drawn[i].set_label(f"{name}: peak {words}")
         ax.plot(step, rate, "o", color=CYCLE[i % len(CYCLE)], markersize=5)
         if len(pairs) == 1:
             side = -1 if log or step > 0.7 * steps.max() else 1
@@ -318,7 +319,7 @@ def bars_chart(values, y_label="", title=None, ax=None, horizontal=False, number
     `number_format=None` leaves the numbers out. Returns the axes. Raises ValueError when there is
     no bar.
     """
-    if not isinstance(values, dict) or not values:
+    if not isinstance(values, dict) or all(isinstance(v, dict) and not v for v in values.values()):
         raise ValueError(f"values must be a dict with at least one bar, got {values!r}")
     grouped = isinstance(next(iter(values.values())), dict)
     groups = values if grouped else {name: {"": value} for name, value in values.items()}

@@ -8,6 +8,7 @@ __all__ = ['Checkpoint', 'save_checkpoint', 'load_checkpoint', 'average_checkpoi
 # %% ../notebooks/16_checkpoints.ipynb #fe16c6f8
 import json
 import os
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -252,7 +253,8 @@ def add_to_run(run_folder, step, contents, keep):
     write_checkpoint(Path(run_folder) / f"step-{step:08d}", contents)
     forget_checkpoints(run_folder, keep)
     for older in run_checkpoints(run_folder)[:-NEWEST]:
-        drop_optimizer(older)
+        with suppress(OSError, ValueError, LookupError):  # damage is told where it is loaded
+            drop_optimizer(older)
 
 # %% ../notebooks/16_checkpoints.ipynb #2452ed83
 def average_checkpoints(paths):

@@ -148,6 +148,9 @@ def stepwise(decoder, model, source: Int[Tensor, "sentences n"], capacity):
 # %% ../notebooks/18_decoding.ipynb #94dab87a
 def _limits(model, source, extra):
     """How many tokens each sentence may have: as many as its source, and `extra`; at least one."""
+    if model.config.pad_id != PAD:
+        mend = f"give a model with pad_id={PAD}, with which sentences are padded"
+        raise ValueError(f"pad_id={model.config.pad_id} cannot be decoded: {mend}")
     if extra < 0:
         mend = "give 0 or more tokens beyond the length of the source"
         raise ValueError(f"extra={extra} is invalid: {mend}")
@@ -270,6 +273,8 @@ def _settled(score, log_p, finished, limits, n_best, alpha):
 
 def _read_off(ids, score, n_best):
     """The n best of one sentence, as (ids without begin and end, score); no slot never filled."""
+    if score[:n_best].isnan().any():
+        raise ValueError("the model's scores are NaN: look for weights that are not finite")
     pairs = zip(ids[:n_best, 1:].tolist(), score[:n_best].tolist(), strict=True)
     return [([i for i in row if i != END], value) for row, value in pairs if value > -math.inf]
 

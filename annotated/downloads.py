@@ -122,6 +122,7 @@ def _receive(address, part, timeout):
     """Ask for what `part` lacks of a file, and add what comes; OSError where not all of it does."""
     # A name of our own: some servers turn away the one that urllib gives.
     headers = {"User-Agent": "Mozilla/5.0 (compatible; annotated)"}
+    part.file.truncate(part.size)  # a full disk may have taken half a block
     if part.size and (part.mark or part.sha256):
         headers |= {"Range": f"bytes={part.size}-"} | ({"If-Range": part.mark} if part.mark else {})
     request = urllib.request.Request(address, headers=headers)

@@ -340,8 +340,9 @@ def _link_sets(name, sentences):
     found, pairs = [], "pairs (source index, target index)"
     for index, links in enumerate(sentences):
         where = f"{name}[{index}]"
-        if hasattr(links, "argmax"):  # a tensor or an array of weights
-            links = links_from_attention(torch.as_tensor(links))
+        if hasattr(links, "argmax"):  # an array: of weights, or of whole numbers, which are links
+            links = torch.as_tensor(links)
+            links = links_from_attention(links) if links.is_floating_point() else links.tolist()
         elif isinstance(links, (str, Real)) or not hasattr(links, "__iter__"):
             raise TypeError(f"{where} is {links!r}: give the links of a sentence, {pairs}")
         links = list(links)

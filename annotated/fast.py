@@ -278,6 +278,7 @@ class JoinedAttention(PreparedPart, MultiHeadAttention):
         keep = self.product is not None and not self.training
         layers = self.W_Q, self.W_K, self.W_V
         plain = all(type(getattr(one, "plain", one)) is nn.Linear and one.bias is None
+                    and not (keep and (one._forward_hooks or one._forward_pre_hooks))
                     for one in layers)
         if query is not key or key is not value or not (plain and (low or keep)):
             return super().project(query, key, value)
@@ -329,7 +330,9 @@ class QuickResidual(PreparedPart, ResidualConnection):
     def forward(self, x: Float[Tensor, "*batch d_model"], sublayer):
         """As `ResidualConnection`; also in its random draws where x is small, or C cannot."""
         small, drops = x.numel() <= 1 << 17, self.dropout.training  # it may be off by itself
-        if self.norm_first or not drops or small or torch.compiler.is_compiling():
+        ours = type(getattr(self.dropout, "plain", self.dropout)) is nn.Dropout and not any(
+            part._forward_hooks or part._forward_pre_hooks for part in (self.dropout, self.norm))
+        if self.norm_first or not (drops and ours) or small or torch.compiler.is_compiling():
             return super().forward(x, sublayer)
         y = sublayer(x)
         done = add_and_norm(x, y, self.norm, self.dropout.p)

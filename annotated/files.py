@@ -8,6 +8,7 @@ __all__ = ['whole_file', 'write_text', 'write_json', 'whole_folder', 'sha256_of'
 
 # %% ../notebooks/80_files.ipynb #ec8af477
 import ast
+import atexit
 import contextlib
 import ctypes
 import gzip
@@ -204,6 +205,14 @@ def checkout_data():
     return CHECKOUT / "data" if there else None
 
 # %% ../notebooks/80_files.ipynb #a1e7aa09
+def _cache():
+    """The package's folder in the user's cache; without a home a place that nothing can be in."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "annotated"
+    except RuntimeError:  # not the temporary folder: libraries are loaded from here
+        return Path(os.devnull, "annotated")
+
+
 def data_root(root=None):
     """The folder that holds one sub-folder per corpus.
 
@@ -213,10 +222,7 @@ def data_root(root=None):
         return Path(root).expanduser()
     if os.environ.get("ANNOTATED_DATA"):
         return Path(os.environ["ANNOTATED_DATA"]).expanduser()
-    if checkout_data() is not None:
-        return checkout_data()
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(cache).expanduser() / "annotated"
+    return checkout_data() or _cache()
 
 # %% ../notebooks/80_files.ipynb #febf323d
 def find_file(folder, stem):
@@ -266,8 +272,7 @@ def _made_here():
     """The folder for what is made for this machine."""
     if checkout_data() is not None:
         return CHECKOUT / "_build" / "machine"
-    cached = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(cached).expanduser() / "annotated" / "machine"
+    return _cache() / "machine"
 
 
 def _named(stem, facts, ending):
@@ -283,7 +288,7 @@ def measured_once(stem, facts, measure):
     """
     facts = {"machine": describe_machine(), **facts}
     path = _named(stem, facts, ".json")
-    if path.is_file():
+    if os.path.isfile(path):  # False, not an error, where one may not look
         return json.loads(path.read_text(encoding="utf-8"))["found"]
     found = measure()
     if found:
@@ -323,7 +328,7 @@ def _library_file(compiler, stem, source, options):
     facts = [source, options, _OPTIONS, _THREADS, compiler, torch, *_processor()]
     path = _named(stem, facts, ".so")
     mark = path.with_suffix(".sha256")
-    if path.is_file() and mark.is_file() and sha256_of(path) == mark.read_text():
+    if os.path.isfile(path) and os.path.isfile(mark) and sha256_of(path) == mark.read_text():
         return path
     made = _compiled(compiler, source, options)
     try:
@@ -332,6 +337,7 @@ def _library_file(compiler, stem, source, options):
         write_text(mark, hashlib.sha256(made).hexdigest())
     except OSError:  # nothing can be kept: for this process alone
         path = Path(tempfile.mkdtemp(), path.name)
+        atexit.register(shutil.rmtree, path.parent, ignore_errors=True)
         path.write_bytes(made)
     return path
 
@@ -421,8 +427,9 @@ def provenance(*files):
     revision = None
     if (CHECKOUT / ".git").exists():
         command = ["git", "rev-parse", "HEAD"]
-        run = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True)
-        revision = run.stdout.strip() or None
+        with contextlib.suppress(OSError):  # there is no git
+            run = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True)
+            revision = run.stdout.strip() or None
     return {"revision": revision, "modules": module_digests(files, _source)}
 
 # %% ../notebooks/80_files.ipynb #56ca09c9
@@ -435,4 +442,4 @@ def changed_modules(facts):
 def made_at(facts):
     """A few words on the code of a result: its short revision, and whether it has changed since."""
     age = "before the present code" if changed_modules(facts) else "by the present code"
-    return f"made at {(facts['revision'] or 'an unknown revision')[:7]}, {age}"
+    return f"made at {(facts['revision'] or '')[:7] or 'an unknown revision'}, {age}"

@@ -178,9 +178,9 @@ class ParsingVocabulary:
     def __init__(self, symbols, words):
         self.symbols, self.words = list(symbols), list(words)
         self.table = [*SPECIAL_PIECES, *self.symbols, *self.words]
-        ids, ends = range(len(self.table)), len(SPECIAL_PIECES) + len(self.symbols)
-        self.symbol_ids = dict(zip(self.symbols, ids[len(SPECIAL_PIECES):ends], strict=True))
-        self.word_ids = dict(zip(self.words, ids[ends:], strict=True))
+        ids, self.ends = range(len(self.table)), len(SPECIAL_PIECES) + len(self.symbols)
+        self.symbol_ids = dict(zip(self.symbols, ids[len(SPECIAL_PIECES):self.ends], strict=True))
+        self.word_ids = dict(zip(self.words, ids[self.ends:], strict=True))
         self.numbers = [index for symbol, index in self.symbol_ids.items() if symbol.isdigit()]
 
     @classmethod
@@ -225,9 +225,12 @@ class ParsingVocabulary:
         return [self.symbol_ids.get(symbol, next(leaves) if symbol == LEAF else UNKNOWN)
                 for symbol in linearize(tree)]
 
-    def symbols_of(self, ids):
-        """The symbols of ids, with LEAF for what stands for a leaf; any other word is no symbol."""
-        last, read = len(SPECIAL_PIECES) + len(self.symbols), dict.fromkeys(self.numbers, LEAF)
+    def symbols_of(self, ids, held=False):
+        """The symbols of ids, with LEAF for what stands for a leaf; any other word is no symbol.
+
+        held: the ids were written under a `TreeGrammar`, where UNKNOWN is a leaf, too.
+        """
+        last, read = self.ends, dict.fromkeys(self.numbers + [UNKNOWN] * held, LEAF)
         word = "word {}" if self.numbers or LEAF in self.symbol_ids else LEAF
         return [read.get(i, self.table[i]) if i < last else word.format(self.table[i]) for i in ids]
 
@@ -405,15 +408,16 @@ class TreeGrammar:
     """Which symbols may follow so that every output is a tree of its sentence; for `beam_search`.
 
     sentences: lists of words, as in the batch; extra: symbols that an output may have more than its
-    input has positions, as in `beam_search`; at most MAX_DEPTH brackets are open at once.
+    input has positions, as in `beam_search`; most: symbols that any output may have; at most
+    MAX_DEPTH brackets are open at once.
     """
 
-    def __init__(self, vocabulary, sentences, extra):
+    def __init__(self, vocabulary, sentences, extra, most=1 << 30):
         ids = vocabulary.symbol_ids
         self.size, self.known = len(vocabulary), {(BEGIN,): (0, (), False)}
         self.closing = {index: ids[")" + symbol[1:]] for symbol, index in ids.items()
                         if symbol[0] == "("}
-        self.room = [len(vocabulary.encode_words(words)) + 1 + extra for words in sentences]
+        self.room = [min(most, len(vocabulary.encode_words(one)) + 1 + extra) for one in sentences]
         flat = [Tree("", [Tree(LEAF, (word,)) for word in words]) for words in sentences]
         self.leaves = [vocabulary.encode_tree(tree)[1:-1] for tree in flat]  # without its bracket
 
@@ -463,17 +467,17 @@ def parse_sentences(model, vocabulary, sentences, beam=21, alpha=0.3, extra=300,
     if not sentences:
         return []
     sources = [[*vocabulary.encode_words(words), END] for words in sentences]
-    lengths = [(len(source), len(source)) for source in sources]
-    budget = max(max_tokens // beam, max(map(len, sources)))
-    trees, batches = [None] * len(sentences), token_batches(lengths, budget, order="sorted")
+    trees, budget = [None] * len(sources), max(max_tokens // beam, max(map(len, sources)))
+    batches = token_batches([(len(source),) * 2 for source in sources], budget, order="sorted")
+    most = model.config.max_length if model.config.positions == "learned" else 1 << 30
     for batch in tqdm(batches, "parsing", disable=not show_progress):
         source = pad([sources[i] for i in batch]).to(next(model.parameters()).device)
         words = [sentences[i] for i in batch]
-        rules = {"allowed": TreeGrammar(vocabulary, words, extra)} if constrained else {}
+        rules = {"allowed": TreeGrammar(vocabulary, words, extra, most)} if constrained else {}
         found = (greedy_decode(model, source, extra) if beam == 1 and not constrained else
                  [best[0][0] for best in beam_search(model, source, beam, alpha, extra, **rules)])
         for i, ids in zip(batch, found, strict=True):
-            trees[i] = delinearize(vocabulary.symbols_of(ids), sentences[i])
+            trees[i] = delinearize(vocabulary.symbols_of(ids, constrained), sentences[i])
     return trees
 
 # %% ../notebooks/22_parsing.ipynb #009e35a0
@@ -486,7 +490,7 @@ def train_parser(treebank, vocabulary, model_config, training_config, show_progr
     how: as for `train`.
     """
     room, seed = training_config.max_tokens, training_config.seed
-    fitting, valid = ([tree for tree in trees if len(linearize(tree)) < room]
+    fitting, valid = ([t for t in trees if max(map(len, *tree_pairs([t], vocabulary))) < room]
                       for trees in (treebank.train, treebank.valid))
     pairs = tree_pairs(fitting, vocabulary, seed=seed, **dict(made)), tree_pairs(valid, vocabulary)
     torch.manual_seed(seed)

@@ -160,7 +160,8 @@ def pinned(batch, device):
 
 def moved(batch, device):
     """The batch on a device, without waiting for the copy if it is `pinned`."""
-    return type(batch)(*(side.to(device, non_blocking=True) for side in vars(batch).values()))
+    at_once = device.type == "cuda"  # elsewhere such a copy is not safe
+    return type(batch)(*(side.to(device, non_blocking=at_once) for side in vars(batch).values()))
 
 
 @contextmanager
@@ -353,9 +354,10 @@ def newest_checkpoint(run_folder, check, report=lambda line: print(line, file=sy
             aside = folder.with_name(f"damaged-{folder.name}-{secrets.token_hex(2)}")
             folder.rename(aside)
             report(f"put aside as {aside.name}: {error}")
-    if folders:
+    number = len(folders) or len(list(Path(run_folder).glob("damaged-step-*")))  # put aside before
+    if number:
         older = f" ({', '.join(without)} lack the optimiser)" if without else ""
-        raise ValueError(f"run folder {run_folder}: none of its {len(folders)} checkpoints is "
+        raise ValueError(f"run folder {run_folder}: none of its {number} checkpoints is "
                          f"whole{older}; give a new one")
     return None
 
@@ -498,7 +500,7 @@ class Readings:
         rows = torch.stack(rows)
         if ranks()[1] > 1:
             dist.all_reduce(rows)
-        rows = rows.to("cpu", non_blocking=True)
+        rows = rows.to("cpu", non_blocking=self.device.type == "cuda")
         if self.device.type == "cuda":
             event = torch.Event(self.device)
             event.record(torch.accelerator.current_stream(self.device.index))

@@ -178,6 +178,8 @@ class Run:
     """The state of a training run (5.2). On a GPU fp32 products are made in TF32 from now on."""
 
     def __init__(self, model, config, pairs, folder=None, tokenizer=None):
+        if model.config.pad_id != PAD:
+            raise ValueError(f"pad_id={model.config.pad_id}: give {PAD}, which batches have")
         self.model, self.config, self.pairs, self.tokenizer = model, config, pairs, tokenizer
         self.folder = None if folder is None else Path(folder)
         self.device, (self.rank, self.world) = next(model.parameters()).device, runs.ranks()
@@ -202,7 +204,8 @@ def resume(run):
     if run.folder is None and run.world == 1:
         return
     run.facts = runs.run_facts(run.model, run.config, run.pairs, run.tokenizer)
-    runs.check_agreement({**run.facts, "training configuration": asdict(run.config)})
+    runs.check_agreement({**run.facts, "training configuration": asdict(run.config),
+                          "run folder": run.folder is not None})
     progress = run.folder and load_newest(run.folder, run.model, run.optimizer, run.facts)
     if not progress:
         return

@@ -32,7 +32,7 @@ def _check_config(config):
     need("d_k d_v", lambda x: x is None or whole(x), "a whole number of at least 1, or None")
     if None in (config.d_k, config.d_v) and config.d_model % config.h:
         raise ValueError(f"d_model={config.d_model} is not divisible by h={config.h}: choose an h "
-                         f"that divides d_model, or give {'d_v' if config.d_k else 'd_k'}")
+                         f"that divides d_model, or give {'' if config.d_k else 'd_k and '}d_v")
     need("dropout attention_dropout feed_forward_dropout",
          lambda x: type(x) in (int, float) and 0 <= x < 1, "a rate from 0 to below 1")
     need("norm_first", lambda x: type(x) is bool, "True (pre-norm) or False (post-norm)")

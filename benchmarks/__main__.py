@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -43,9 +44,12 @@ def machine_facts(options):
 
 def checkout(revision):
     """A folder with the code of a revision: its own package, and its own way of being measured."""
+    asked = ["git", "rev-parse", "--verify", f"{revision}^{{commit}}"]  # a branch moves on
+    revision = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
     folder = (BUILD / "revisions" / revision).resolve()
     if not folder.is_dir():
         new = folder.with_suffix(".part")
+        shutil.rmtree(new, ignore_errors=True)  # of a start that was interrupted
         new.mkdir(parents=True)
         code = subprocess.run(["git", "archive", revision, "annotated", "benchmarks"], capture_output=True, check=True).stdout
         subprocess.run(["tar", "-x", "-C", str(new)], input=code, check=True)

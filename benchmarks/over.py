@@ -8,7 +8,7 @@ from string import ascii_uppercase
 
 from . import report, work
 
-LATEST = 3  # so many runs stand for the present program
+LATEST = 3  # so many runs of each cell count as recent
 
 
 def stored(folder):
@@ -26,7 +26,7 @@ def figures(runs, claim):
 
 
 def latest(found):
-    """Of figures by letter those of the last runs: of the present program, where all of them are of all that it has been."""
+    """Of figures by letter those of the last runs: of recent programs, where all of them are of all that it has been."""
     return dict(list(found.items())[-LATEST:])
 
 
@@ -248,4 +248,4 @@ def row_of_results(runs):
     return ("| speed beside `torch.nn.Transformer`, MarianMT, x-transformers, JoeyNMT and CTranslate2, the paper's base model, random "
             f"text, worst / median / best of all stored runs | {'; '.join(parts)} | `make bench`, {extent(runs)}: {load} under load, "
             f"{part} incomplete and copied by hand; {whole} of {measured} aims reached in every run that measured them, {recent} in the "
-            f"last {LATEST}; [a file for each run](./bench), page 24 |")
+            f"last {LATEST} that measured each; [a file for each run](./bench), page 24 |")

@@ -3,7 +3,6 @@
 import json
 import os
 import selectors
-import statistics
 import subprocess
 import time
 from pathlib import Path
@@ -192,14 +191,3 @@ def rounds(names, visit, undisturbed, seconds, least=3, most=9, share=0.34):
             for name, result in one.items():
                 kept[name].append(result)
     return {name: kept[name] for name in names}, lost
-
-
-def median_of(visits, key="seconds"):
-    """The median of one figure over visits."""
-    return statistics.median(visit[key] for visit in visits)
-
-
-def ratio_of_medians(visits, reference):
-    """How many times as long as `reference` a piece of work takes: the medians' ratio, and the range round by round."""
-    pairs = [a["seconds"] / b["seconds"] for a, b in zip(visits, reference, strict=False)]
-    return median_of(visits) / median_of(reference), min(pairs), max(pairs)

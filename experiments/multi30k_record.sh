@@ -32,6 +32,7 @@ if [ -n "${copies:-}" ]; then
 fi
 for seed in ${seeds:-0 1 2}; do
     model=$work/$name.seed$seed
+    [ -d "$model" ] || [ -d "$model-checkpoints" ] || rm -f "$results/train.seed$seed.log"  # of another run
     [ -d "$model" ] || processes=$trainers with_loss annotated train "$data" --source en --target de --out "$model" --checkpoints "$model-checkpoints" --resume \
         --preset small --N 4 --d-model 128 --d-ff 256 --h 4 --dropout 0.3 --vocab-size 10000 --precision bf16 --seed "$seed" \
         --max-tokens 8192 --accumulate 2 --warmup 2000 --factor 2.53 --steps $((138 * epoch)) --validate-every "$epoch" \

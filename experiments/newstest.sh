@@ -6,6 +6,7 @@ source "$(dirname "$0")/environment.sh"
 work=_build/newstest results=results/newstest
 mkdir -p "$results"
 [ -d "$work/data" ] || .venv/bin/python experiments/prepare.py newstest "$work/data"
+[ -d "$work/model" ] || [ -d "$work/checkpoints" ] || rm -f "$results/train.log"  # of another run
 [ -d "$work/model" ] || processes=2 annotated train "$work/data" --source en --target de --out "$work/model" \
     --checkpoints "$work/checkpoints" --resume --preset small --N 3 --d-model 256 --d-ff 512 --h 4 --dropout 0.2 --vocab-size 6000 \
     --precision bf16 --steps 20000 --max-tokens 4096 --warmup 2000 --validate-every 500 --save-every 500 --keep-last 40 --average 10 \

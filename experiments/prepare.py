@@ -10,7 +10,7 @@ from pathlib import Path
 
 from annotated.corpora import load_corpus, read_pairs
 from annotated.evaluation import multi30k_form
-from annotated.files import data_root, find_file, whole_file
+from annotated.files import data_root, find_file, whole_folder
 
 
 def multi30k():
@@ -40,11 +40,13 @@ def newstest():
 
 
 def main(name, folder):
-    for split, pairs in {"multi30k": multi30k, "newstest": newstest}[name]():
-        for side, language in enumerate(("en", "de")):
-            with whole_file(Path(folder) / f"{split}.{language}") as file:
-                file.write("".join(f"{pair[side]}\n" for pair in pairs).encode("utf-8"))
-        print(f"{split}: {len(pairs):,} pairs in {folder}")
+    Path(folder).parent.mkdir(parents=True, exist_ok=True)
+    with whole_folder(folder) as part:
+        for split, pairs in {"multi30k": multi30k, "newstest": newstest}[name]():
+            for side, language in enumerate(("en", "de")):
+                text = "".join(f"{pair[side]}\n" for pair in pairs)
+                (part / f"{split}.{language}").write_bytes(text.encode("utf-8"))
+            print(f"{split}: {len(pairs):,} pairs in {folder}")
 
 
 if __name__ == "__main__":

@@ -374,3 +374,8 @@ def test_a_hugging_face_encoder_decoder_is_drawn_with_one_call_each():
             np.testing.assert_allclose(found, torch.stack(weights).reshape(-1).numpy(), atol=5e-5)
     attention_charts.attention_heatmap(output.cross_attentions[1], KEYS, QUERIES)
     attention_charts.decode_stepper(QUERIES, STEPS, KEYS, output.cross_attentions, BEAMS)
+
+
+def test_a_heatmap_of_one_named_layer_draws_its_heads():
+    figure = attention_charts.attention_heatmap({"encoder": HEADS}, KEYS, QUERIES)
+    assert [ax.get_title() for ax in figure.axes if hasattr(ax, "chart_table")] == ["head 1", "head 2"]

@@ -865,3 +865,18 @@ def test_every_pair_of_every_split_has_to_fit(tmp_path):
     check_fit(13, train=encoded)
     with pytest.raises(ValueError, match="train: pair 1 has 13 tokens"):
         check_fit(12, train=encoded)
+
+
+def test_a_folder_prepared_the_other_way_round_is_refused(tmp_path, monkeypatch):
+    back = [pair[::-1] for pair in TEXTS]
+    monkeypatch.setattr(module, "load_corpus", lambda *_: Corpus("toy", "de", "en", back, back[:5], []))
+    prepare_corpus("toy", tmp_path / "p", 300, source_language="de")
+    assert prepare_corpus("toy", tmp_path / "p", 300, source_language="de").source_language == "de"
+    with pytest.raises(ValueError, match=r"languages \['de', 'en'\], not \['en', 'de'\]"):
+        prepare_corpus("toy", tmp_path / "p", 300)
+
+
+def test_a_folder_of_something_else_is_not_prepared(corpus, tmp_path):
+    (tmp_path / "p").mkdir()
+    with pytest.raises(ValueError, match="holds no prepared corpus: give another folder"):
+        prepare_corpus("mine", tmp_path / "p", 300)

@@ -69,12 +69,6 @@ def run_of(cells, rates=(), **changes):
 # -- figures --------------------------------------------------------------------------------------------------------
 
 
-def test_median_and_ratio_by_hand():
-    ours, theirs = [{"seconds": s} for s in (1.0, 9.0, 2.0)], [{"seconds": s} for s in (4.0, 9.0, 3.0)]
-    assert protocol.median_of(ours) == 2.0
-    assert protocol.ratio_of_medians(theirs, ours) == (2.0, 1.0, 4.0)
-
-
 def test_times_as_fast_counts_tokens_not_visits():
     ours, theirs = row("annotated", "bf16", [2.0, 2.0, 2.0], tokens=100), row("torch", "bf16", [1.0, 4.0, 3.0], tokens=50)
     assert report.speed(ours) == 50 and report.speed(theirs) == 50 / 3

@@ -248,3 +248,16 @@ def test_a_formula_like_token_is_drawn_as_it_is():
         ax.figure.canvas.draw()  # a formula that cannot be parsed would raise here
         texts = labels(ax.xaxis) + [text.get_text() for text in ax.texts]
         assert "$\\frac{$" in texts and "$x$" in texts
+
+
+def test_a_schedule_names_its_own_lines_alone():
+    ax = plt.subplots()[1]
+    ax.plot([1, 2], [3, 4], label="mine")
+    charts.schedule_chart({"a": [1, 2, 1], "b": [2, 4, 2]}, ax=ax)
+    assert [line.get_label() for line in ax.lines[:3]] == ["mine", "a: peak 2 at step 2", "b: peak 4 at step 2"]
+
+
+@pytest.mark.parametrize("values", [{}, {"g": {}}, {"g": {}, "h": {}}])
+def test_no_bar_is_refused(values):
+    with pytest.raises(ValueError, match="values must be a dict with at least one bar"):
+        charts.bars_chart(values)

@@ -465,3 +465,11 @@ def test_a_crash_while_the_optimiser_is_removed_leaves_a_good_checkpoint(run_fol
     assert all(torch.equal(loaded[name], tensor) for name, tensor in states[3].items())
     module.drop_optimizer(folder / "step-00000004")
     assert not (folder / "step-00000004" / "optimizer.safetensors").exists()
+
+
+def test_damage_of_an_old_checkpoint_does_not_end_the_run(run_folder):
+    folder, _, optimizer = run_folder
+    (folder / "step-00000002" / "manifest.json").unlink()
+    contents = module.checkpoint_contents(small_model(), None, optimizer, {"step": 5, "facts": {}}, scheduled=True)
+    module.add_to_run(folder, 5, contents, keep=4)
+    assert (folder / "step-00000005").is_dir() and len(list(folder.glob("*/optimizer.safetensors"))) == 2

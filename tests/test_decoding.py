@@ -696,3 +696,18 @@ def test_book_model_translates_the_test_set(book):
         sources, references = zip(*getattr(corpus, split), strict=True)
         scores[split] = sacrebleu.corpus_bleu(translate(book.model, book.tokenizer, sources), [references]).score
     assert scores["test"] >= 95 and scores["novel"] >= 50, scores
+
+
+@pytest.mark.parametrize("decode", [greedy_decode, beam_search, sample])
+def test_a_model_that_pads_with_another_id_is_refused(decode):
+    model = Transformer(TransformerConfig.tiny(12, pad_id=11)).eval()
+    with pytest.raises(ValueError, match="pad_id=11 cannot be decoded: give a model with pad_id=0"):
+        decode(model, torch.tensor([[4, 5, 6, 7, END], [6, END, 11, 11, 11]]))
+
+
+def test_scores_that_are_no_numbers_are_named():
+    model = Transformer(TransformerConfig.tiny(12)).eval()
+    with torch.no_grad():
+        model.decoder.layers[0].feed_forward.W_1.weight[0, 0] = math.nan
+    with pytest.raises(ValueError, match="scores are NaN: look for weights"):
+        beam_search(model, torch.tensor([[4, 5, END]]))

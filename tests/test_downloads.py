@@ -174,6 +174,21 @@ def test_a_full_disk_is_an_error_and_leaves_the_older_file(publisher, tmp_path, 
     assert (tmp_path / "a.gz").read_bytes() == b"older"
 
 
+def test_what_a_full_disk_took_of_a_block_does_not_stay(publisher, tmp_path, monkeypatch):
+    publisher.files["/a.gz"], publisher.marks["/a.gz"] = body, _ = os.urandom(200_000), '"one"'
+    write, cut = PartFile.write, []
+
+    def full(part, block):
+        if part.size and not cut:
+            cut.append(part.file.write(block[:100]))  # what still fitted
+            raise OSError(28, "No space left on device")
+        write(part, block)
+
+    monkeypatch.setattr(PartFile, "write", full)
+    quick(publisher.address + "/a.gz", tmp_path / "a.gz", hashlib.sha256(body).hexdigest())
+    assert cut and (tmp_path / "a.gz").read_bytes() == body
+
+
 def test_two_that_fetch_the_same_file_do_not_mix(publisher, tmp_path):
     publisher.files["/a.gz"], publisher.marks["/a.gz"] = body, _ = os.urandom(500_000), '"one"'
     publisher.acts += ["cut", "cut", "cut"]

@@ -511,3 +511,10 @@ def test_table_2_as_published():
         ("Transformer (base)", False): (27.3, 38.1, 3.3e18, 3.3e18),
         ("Transformer (big)", False): (28.4, 41.8, 2.3e19, 2.3e19),
     }
+
+
+def test_an_array_of_whole_numbers_holds_links():
+    gold = [{(0, 0), (1, 1), (2, 2)}]
+    for whole in (np.array([[0, 0], [1, 1], [2, 2]]), torch.tensor([[0, 0], [1, 1], [2, 2]])):
+        assert alignment_error_rate([whole], gold) == alignment_error_rate(gold, [whole]) == 0
+    assert alignment_error_rate([np.eye(3)], gold) == 0

@@ -1728,3 +1728,22 @@ def test_a_foreign_model_with_a_decoder_of_ours_is_prepared_too():
 
     model = prepare(Foreign(tiny(300).float().decoder), "translate")
     assert type(model.decoder) is StepDecoder and model.decoder.native is None
+
+
+def test_a_large_sub_layer_keeps_a_dropout_from_outside_and_hooks():
+    residual, calls = ResidualConnection(64, 0.1), []
+    quick, large = fast.QuickResidual(residual), torch.randn(2, 1100, 64)
+    handle = quick.norm.register_forward_hook(lambda *_: calls.append(1))
+    quick(large, torch.tanh)
+    assert calls == [1]
+    handle.remove()
+    quick.dropout = nn.Identity()
+    assert torch.equal(quick(large, torch.tanh), residual.norm(large + large.tanh()))
+
+
+@pytest.mark.parametrize("name", ["W_Q", "W_K", "W_V"])
+def test_hooks_on_projections_run_in_a_model_that_translates(name):
+    model, calls = tiny(300).float(), []
+    getattr(model.decoder.layers[0].self_attention, name).register_forward_hook(lambda *_: calls.append(1))
+    greedy_decode(prepare(model, "translate"), SOURCE, extra=2)
+    assert calls

@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import os
+import pwd
 import shutil
 import subprocess
 import sys
@@ -441,3 +442,43 @@ def test_seconds_of_a_start_that_failed_count_and_without_a_folder_none_are_kept
         with counting_seconds(folder) as seconds:
             assert seconds()["wall"] == wall
     assert [path.name for path in tmp_path.iterdir()] == ["seconds.json"]
+
+
+@compiler
+def test_a_library_that_cannot_be_kept_goes_with_its_process(tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    (tmp_path / "temporary").mkdir()
+    program = f"""
+import pathlib, tempfile
+from annotated import files
+tempfile.tempdir = {str(tmp_path / "temporary")!r}
+files._made_here = lambda: pathlib.Path({str(tmp_path / "file")!r})
+print(files.compiled_library("two", {C!r}, "-DFOUND=2").found())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "2\n" and not list((tmp_path / "temporary").iterdir())
+
+
+@pytest.mark.parametrize("home", ["none", "locked"])
+def test_without_a_home_of_use_one_measures_each_time(tmp_path, monkeypatch, home):
+    def refuse(*_, **__):
+        raise KeyError
+
+    real, locked = os.stat, str(tmp_path / "locked")
+
+    def stat(path, *given, **named):
+        if str(path).startswith(locked):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, *given, **named)
+
+    monkeypatch.setattr(files, "checkout_data", lambda: None)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("ANNOTATED_DATA", raising=False)
+    if home == "none":
+        monkeypatch.delenv("HOME", raising=False)
+        monkeypatch.setattr(pwd, "getpwuid", refuse)
+    else:
+        monkeypatch.setenv("HOME", locked)
+        monkeypatch.setattr(os, "stat", stat)
+    assert files.measured_once("race", {"a": 1}, lambda: {"seconds": 1}) == {"seconds": 1}
+    assert files.data_root().name == "annotated"

@@ -668,3 +668,34 @@ def test_a_wide_constrained_beam_finds_the_most_probable_tree():
     best = max(all_trees(vocabulary, words, len(words) + 1 + extra), key=log_p)
     (tree,) = parse_sentences(model, vocabulary, [words], beam=200, alpha=0.0, extra=extra, constrained=True)
     assert tree == delinearize(vocabulary.symbols_of(best), words)
+
+
+def test_under_the_grammar_a_word_like_none_in_training_is_a_leaf_too():
+    vocabulary = ParsingVocabulary.fit([parse_tree("(S (NP (T a)) (VP (T b)))")])
+    assert vocabulary.encode_words(["42%"]) == [3]
+    torch.manual_seed(0)
+    model = Transformer(TransformerConfig.tiny(len(vocabulary))).eval()
+    (tree,) = parse_sentences(model, vocabulary, [["a", "42%"]], 2, extra=20, constrained=True)
+    assert tree and tree.words == ["a", "42%"]
+
+
+def test_under_the_grammar_learned_positions_cut_no_tree_off():
+    vocabulary = ParsingVocabulary.fit([parse_tree("(S (NP (T a) (T b)) (VP (T c)))")])
+    torch.manual_seed(0)
+    model = Transformer(TransformerConfig.tiny(len(vocabulary), positions="learned", max_length=8)).eval()
+    norm = model.decoder.layers[-1].residual[-1].norm
+    with torch.no_grad():  # it always wants to open a bracket
+        norm.weight.zero_(), norm.bias.normal_()
+        model.embedding.weight[vocabulary.symbol_ids["(NP"]] = norm.bias
+    (tree,) = parse_sentences(model, vocabulary, [["a", "b", "c"]], 2, constrained=True)
+    assert tree and tree.words == ["a", "b", "c"]
+
+
+def test_trees_whose_numbered_words_are_too_long_for_a_batch_are_left_out():
+    short = [parse_tree(f"(S (NP (T a{n})) (VP (T b)))") for n in range(5)]
+    long = parse_tree(f"(S {' '.join(30 * ['(T w)'])})")
+    treebank = Treebank("x", [*short[:4], long], [short[4], long], short[:1])
+    vocabulary = ParsingVocabulary.fit(treebank.train, leaves="numbers")
+    config = TransformerConfig(len(vocabulary), N=1, d_model=8, d_ff=8, h=1)
+    training = TrainingConfig(steps=1, max_tokens=60, validate_every=1)
+    assert train_parser(treebank, vocabulary, config, training, show_progress=False)[2] == 1

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from annotated import runs
+from annotated.batches import Batch
 from annotated.runs import (
     check_device,
     first_difference,
@@ -219,3 +220,27 @@ def test_a_bound_on_the_gradient_is_a_fact_and_none_is_what_earlier_runs_had():
     model = Transformer(TransformerConfig(9, N=1, d_model=8, d_ff=8, h=1))
     assert "clip" not in run_facts(model, TrainingConfig(), ())["training configuration"]
     assert run_facts(model, TrainingConfig(clip=1.0), ())["training configuration"]["clip"] == 1.0
+
+
+@pytest.mark.parametrize("device, wanted", [("cpu", False), ("mps", False), ("cuda", True)])
+def test_only_cuda_copies_without_waiting(monkeypatch, device, wanted):
+    batch, readings, asked = Batch.collate([([5], [6])]), runs.Readings("cpu"), []
+    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, *_, non_blocking=False: asked.append(non_blocking) or tensor)
+    runs.moved(batch, torch.device(device))
+    assert len(asked) == 3
+    if device != "cuda":  # there an event is needed
+        readings.device = torch.device(device)
+        readings.add(1, False, torch.tensor(1.0))
+        assert len(asked) == 4
+    assert set(asked) == {wanted}
+
+
+def test_a_run_without_a_whole_checkpoint_is_refused_at_every_start(tmp_path):
+    folder = steps(tmp_path / "run", 1, 2)
+
+    def check(path):
+        raise ValueError("one bit is flipped")
+
+    for _ in range(2):
+        with pytest.raises(ValueError, match="none of its 2 checkpoints is whole"):
+            newest_checkpoint(folder, check, lambda line: None)

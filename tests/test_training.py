@@ -844,3 +844,22 @@ def test_a_prepared_model_draws_sixteen_bits_for_dropout_and_goes_on_with_the_sa
         losses.append((log[-1]["valid_loss"], model.embedding.weight.detach().clone()))
     assert losses[0][0] == losses[1][0] and torch.equal(losses[0][1], losses[1][1])
 
+
+def test_another_padding_than_that_of_the_batches_is_refused():
+    with pytest.raises(ValueError, match="pad_id=3: give 0, which batches have"):
+        train(tiny(pad_id=3), PAIRS, PAIRS, QUICK, show_progress=False)
+
+
+def test_a_run_folder_on_one_rank_only_is_a_difference(monkeypatch, tmp_path):
+    told = []
+
+    def seen(facts):
+        told.append(facts)
+        raise KeyError
+
+    monkeypatch.setattr(runs, "ranks", lambda: (0, 2))
+    monkeypatch.setattr(runs, "check_agreement", seen)
+    for folder in (None, tmp_path / "run"):
+        with pytest.raises(KeyError):
+            train(tiny(), PAIRS, PAIRS, QUICK, show_progress=False, run_folder=folder)
+    assert runs.first_difference(*told) == ("run folder", "run folder", False, True)

@@ -415,7 +415,7 @@ def test_presets():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"h": 3}, r"d_model=16 is not divisible by h=3: .*give d_k"),
+        ({"h": 3}, r"d_model=16 is not divisible by h=3: .*give d_k and d_v$"),
         ({"h": 3, "d_k": 5}, r"d_model=16 is not divisible by h=3: .*give d_v"),
         ({"vocab_size": 0}, r"vocab_size=0 .*at least 1"),
         ({"N": 0}, r"N=0 .*at least 1"),

@@ -17,7 +17,7 @@ from functools import partial
 import ledger
 import nbformat
 import site_build
-from nbclient.exceptions import CellExecutionError
+from nbclient.exceptions import CellExecutionError, DeadKernelError
 
 from annotated.corpora import load_corpus
 from annotated.decoding import translate
@@ -45,7 +45,7 @@ def run(path, rendered):
     notebook, start, digest = nbformat.read(path, as_version=4), time.time(), sources(path)
     try:
         notebook = normalise(execute(notebook), path.name[:2])
-    except (CellExecutionError, Stopped) as error:
+    except (CellExecutionError, DeadKernelError, Stopped) as error:
         return time.time() - start, last_words(error)
     notebook.metadata["sources"] = digest
     nbformat.write(notebook, EXECUTED / path.name)

@@ -330,6 +330,10 @@ def main():
     wanted, report = " ".join(sys.argv[1:]), ROOT / "results" / "mutations.json"
     before = json.loads(report.read_text(encoding="utf-8"))["caught by"] if report.is_file() else {}
     faults = [mutation for mutation in MUTATIONS if wanted in mutation[0]]
+    with tempfile.TemporaryDirectory() as folder:  # a test that fails anyway would catch everything
+        checkout(copy := Path(folder).resolve())
+        if faults and (fails := caught_by(copy, " ".join(sorted({name for *_, tests in faults for name in tests.split()})))):
+            raise SystemExit(f"{fails} fails without any fault: mend it first")
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # a test run is a process of one thread
         found = list(pool.map(lambda mutation: tried(*mutation, before.get(mutation[0])), faults))
     caught = {fault: test for (fault, *_), test in zip(faults, found, strict=True)}

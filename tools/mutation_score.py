@@ -141,7 +141,7 @@ def second_look(folder, module, name):
         code = subprocess.run(command, cwd=folder / "mutants", env=environment(folder, name), capture_output=True, timeout=1800).returncode
     except subprocess.TimeoutExpired:
         return "timeout"
-    return STATUS[code]
+    return STATUS.get(code, "killed")  # its tests could not be collected, or a signal ended it
 
 
 def difference(folder, name):

@@ -10,7 +10,7 @@ import sys
 
 import nbformat
 from book import last_words
-from nbclient.exceptions import CellExecutionError
+from nbclient.exceptions import CellExecutionError, DeadKernelError
 
 from notebooks import ROOT, Watch, execute, pages
 
@@ -39,7 +39,7 @@ def main():
             cell.outputs = []  # what is stored belongs to another run
     try:
         execute(notebook, Shown())
-    except CellExecutionError as error:
+    except (CellExecutionError, DeadKernelError) as error:
         wrong = last_words(error)
     kept.parent.mkdir(parents=True, exist_ok=True)
     nbformat.write(notebook, kept)
