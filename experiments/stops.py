@@ -1,6 +1,6 @@
 """Where should a run have stopped? For page 19, of runs that went on to their end and kept a checkpoint an epoch.
 
-    split=valid seeds="0 1" experiments/multi30k_record.sh to-the-end --attention-gain 0.70710678 --patience 0 --keep-last 140
+    split=valid experiments/multi30k_record.sh to-the-end --attention-gain 0.70710678 --patience 0 --keep-last 140
     python experiments/stops.py _build/multi30k_record/data multi30k RESULT.json _build/multi30k_record/to-the-end.seed?-checkpoints
 
 For each run the plain and the smoothed validation loss of every checkpoint, the checkpoint at which each of the two would have ended it,
