@@ -13,6 +13,8 @@
 #     experiments/multi30k_record.sh to-the-end --attention-gain 0.70710678 --patience 0 --keep-last 140      all updates, all checkpoints
 #     r_drop=5 processes=2 experiments/multi30k_record.sh r-drop --attention-gain 0.70710678 --accumulate 1      with the loss of r_drop.py, on both cores
 #     copies=10 experiments/multi30k_record.sh bpe-dropout --attention-gain 0.70710678        ten copies of each pair, each cut anew
+#     teachers=to-the-end experiments/multi30k_record.sh taught --attention-gain 0.70710678 --patience 0        with the translations of the training
+#         sentences by the three models of another row, for what they do not share with the references (Nguyen et al., 2020, forward only)
 source "$(dirname "$0")/environment.sh"
 name=${1:-published} split=${split:-test} trainers=${processes:-}
 unset processes  # they train; one process prepares and scores
@@ -20,7 +22,7 @@ work=_build/multi30k_record results=results/multi30k_record/$name
 data=$work/data
 epoch=58  # updates: 29,000 pairs of 10,000 types in batches of 8,192 tokens
 command="make multi30k-record"
-[ $# = 0 ] || command="${copies:+copies=$copies }${r_drop:+r_drop=$r_drop }${trainers:+processes=$trainers }experiments/multi30k_record.sh $*"
+[ $# = 0 ] || command="${teachers:+teachers=$teachers }${copies:+copies=$copies }${r_drop:+r_drop=$r_drop }${trainers:+processes=$trainers }experiments/multi30k_record.sh $*"
 [ "$split" = test ] || command="split=$split $command"
 mkdir -p "$results"
 with_loss() { if [ -z "${r_drop:-}" ]; then "$@"; else start experiments/r_drop.py "$r_drop" "${@:3}"; fi; }
@@ -29,6 +31,22 @@ if [ -n "${copies:-}" ]; then
     data=$work/copies.$copies
     [ -d "$data" ] || annotated prepare "$work/data" "$data" --vocab-size 10000 --max-ratio 1000 --copies "$copies" \
         --source-language en --target-language de
+fi
+if [ -n "${teachers:-}" ]; then
+    data=$work/data.$teachers
+    if [ ! -d "$data" ]; then
+        part=$data.part
+        rm -rf "$part"
+        cp -r "$work/data" "$part"
+        paste "$part"/train.{en,de} > "$part/pairs"
+        for model in "$work/$teachers".seed?; do
+            annotated translate --model "$model" --input "$part/train.en" --output "$part/written" --beam 5 --alpha 1.4
+            paste "$part/train.en" "$part/written" >> "$part/pairs"
+        done
+        awk '!seen[$0]++' "$part/pairs" > "$part/train.tsv"  # each pair once
+        rm "$part"/train.{en,de} "$part/pairs" "$part/written"
+        mv "$part" "$data"
+    fi
 fi
 for seed in ${seeds:-0 1 2}; do
     model=$work/$name.seed$seed
