@@ -161,6 +161,7 @@ annotated() {
     printf '%q ' "$@" >> calls; echo >> calls
     if [ "$1" = train ]; then mkdir -p "$(sed 's/.*--out \\([^ ]*\\) .*/\\1/' <<< "$*")"; fi
     if [ "$1" = score ]; then mkdir -p "$5"; echo '{"entries": {"multi30k": {"score": 4'"${5: -1}"'.5}}}' > "$5/$4.json"; fi
+    if [ "$1" = translate ]; then sed "s/^a/ein/; s/dog$/Hund ${3: -1}/; s/cat$/Katze/" "$5" > "$7"; fi
 }
 """
 
@@ -219,6 +220,29 @@ def test_the_recipe_for_multi30k_is_the_published_one(tmp_path):
     (_, scored), _ = calls_of(tmp_path, "multi30k_record.sh", "both", "--accumulate", "1", seeds="2", r_drop="5", processes="2")
     assert (tmp_path / "processes").read_text().split() == ["2", "1"], "both train, one scores"
     assert scored[scored.index("--command") + 1] == "r_drop=5 processes=2 experiments/multi30k_record.sh both --accumulate 1"
+
+
+def test_models_of_another_row_write_training_pairs_each_of_which_is_there_once(tmp_path):
+    data = tmp_path / "_build/multi30k_record/data"
+    data.mkdir(parents=True)
+    for stem, source, target in (("train", "a dog\na cat\n", "ein Dackel\nein Katze\n"), ("valid", "a\n", "ein\n"), ("test", "the\n", "der\n")):
+        (data / f"{stem}.en").write_text(source)
+        (data / f"{stem}.de").write_text(target)
+    for name in ("first.seed0", "first.seed1", "first.seed1-checkpoints", "second.seed2"):
+        (data.parent / name).mkdir()
+    made, _ = calls_of(tmp_path, "multi30k_record.sh", "taught", "--patience", "0", teachers="first", seeds="1", split="valid")
+    assert [words[0] for words in made] == ["translate", "translate", "train", "score"]
+    for words, teacher in zip(made, ("first.seed0", "first.seed1"), strict=False):
+        options = terminal._read(terminal.Translate, "translate", words[1:])
+        assert options.model.name == teacher and (options.beam, options.alpha) == (5, 1.4)
+    trained = train_options(made[2][1:])
+    taught = load_corpus(str(tmp_path / trained.corpus), None, "en", "de")
+    assert sorted(taught.train) == [("a cat", "ein Katze"), ("a dog", "ein Dackel"), ("a dog", "ein Hund 0"), ("a dog", "ein Hund 1")]
+    assert taught.valid == [("a", "ein")] and not (tmp_path / f"{trained.corpus}.part").exists()
+    assert trained.training.patience == 0 and made[3][2].endswith("/data"), "scored on the text that all rows are scored on"
+    assert made[3][made[3].index("--command") + 1] == "split=valid teachers=first experiments/multi30k_record.sh taught --patience 0"
+    again, _ = calls_of(tmp_path, "multi30k_record.sh", "taught", "--patience", "0", teachers="first", seeds="1 2", split="valid")
+    assert [words[0] for words in again] == ["train", "score"], "the pairs are written once"
 
 
 def test_the_recipe_for_news_goes_on_and_draws_a_curve_from_checkpoints_that_stay(tmp_path):
