@@ -225,7 +225,8 @@ def test_the_recipe_for_multi30k_is_the_published_one(tmp_path):
 def test_models_of_another_row_write_training_pairs_each_of_which_is_there_once(tmp_path):
     data = tmp_path / "_build/multi30k_record/data"
     data.mkdir(parents=True)
-    for stem, source, target in (("train", "a dog\na cat\n", "ein Dackel\nein Katze\n"), ("valid", "a\n", "ein\n"), ("test", "the\n", "der\n")):
+    texts = {"train": ("a dog\na cat\n", "ein Dackel\nein Katze\n"), "valid": ("a\n", "ein\n"), "test": ("the\n", "der\n")}
+    for stem, (source, target) in texts.items():
         (data / f"{stem}.en").write_text(source)
         (data / f"{stem}.de").write_text(target)
     for name in ("first.seed0", "first.seed1", "first.seed1-checkpoints", "second.seed2"):
