@@ -13,8 +13,8 @@
 #     experiments/multi30k_record.sh to-the-end --attention-gain 0.70710678 --patience 0 --keep-last 140      all updates, all checkpoints
 #     r_drop=5 processes=2 experiments/multi30k_record.sh r-drop --attention-gain 0.70710678 --accumulate 1      with the loss of r_drop.py, on both cores
 #     copies=10 experiments/multi30k_record.sh bpe-dropout --attention-gain 0.70710678        ten copies of each pair, each cut anew
-#     teachers=to-the-end experiments/multi30k_record.sh taught --attention-gain 0.70710678 --patience 0        with the translations of the training
-#         sentences by the three models of another row, for what they do not share with the references (Nguyen et al., 2020, forward only)
+#     teachers=to-the-end experiments/multi30k_record.sh taught --attention-gain 0.70710678 --patience 0        also learns from what the
+#         models of another row make of the training sentences, each different pair once (Nguyen et al., 2020, forward half)
 source "$(dirname "$0")/environment.sh"
 name=${1:-published} split=${split:-test} trainers=${processes:-}
 unset processes  # they train; one process prepares and scores
