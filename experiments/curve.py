@@ -1,8 +1,9 @@
 """BLEU along a run that has kept its checkpoints, for page 19; `make newstest` calls it, half a minute a checkpoint.
 
-    python experiments/curve.py RUN CORPUS EVERY RESULT.json
+    python experiments/curve.py RUN CORPUS SOURCE TARGET EVERY RESULT.json COMMAND
 
-RUN: the checkpoints of `annotated train CORPUS`, English to German. That of every EVERYth update translates `valid` greedily.
+RUN: the checkpoints of `annotated train CORPUS --source SOURCE --target TARGET`. That of every EVERYth update translates `valid`
+greedily. COMMAND, which makes all of this, is noted.
 """
 
 import sys
@@ -17,14 +18,14 @@ from annotated.files import describe_machine, provenance, write_json
 from annotated.runs import run_checkpoints
 
 
-def along(run, pairs, every):
+def along(run, pairs, source, every):
     """[{"step", "bleu"}], oldest first, of the checkpoints in a folder; and the metric's signature. ValueError if there is none."""
     sentences, references = zip(*pairs, strict=True)
     metric, rows = sacrebleu.BLEU(), []
     for folder in run_checkpoints(run, scheduled=True):
         if (step := int(folder.name[5:])) % every == 0:
             saved = load_checkpoint(folder)
-            written = translate(prepare(saved.model.eval(), "translate"), saved.tokenizer, sentences, "en")
+            written = translate(prepare(saved.model.eval(), "translate"), saved.tokenizer, sentences, source)
             rows.append({"step": step, "bleu": metric.corpus_score(written, [references]).score})
             print(rows[-1], flush=True)
     if not rows:
@@ -32,15 +33,15 @@ def along(run, pairs, every):
     return rows, metric.get_signature().format(short=True)
 
 
-def main(run, corpus, every, out):
-    valid = load_corpus(corpus, None, "en", "de").valid
-    rows, signature = along(run, valid, int(every))
-    write_json(out, {"data": f"valid of {corpus}, {len(valid):,} sentences, greedily, one checkpoint a row", "signature": signature,
-                     "command": "make newstest", "rows": rows, "machine": describe_machine(),
+def main(run, corpus, source, target, every, out, command):
+    valid = load_corpus(corpus, None, source, target).valid
+    rows, signature = along(run, valid, source, int(every))
+    write_json(out, {"data": f"valid of {corpus}, {source} to {target}, {len(valid):,} sentences, greedily, one checkpoint a row", "signature": signature,
+                     "command": command, "rows": rows, "machine": describe_machine(),
                      **provenance("experiments/curve.py", "annotated/decoding.py", "annotated/fast.py", "annotated/corpora.py")})
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 5:
+    if len(sys.argv) != 8:
         sys.exit(__doc__)
     main(*sys.argv[1:])

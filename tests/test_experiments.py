@@ -248,11 +248,12 @@ def test_models_of_another_row_write_training_pairs_each_of_which_is_there_once(
 
 def test_the_recipe_for_news_goes_on_and_draws_a_curve_from_checkpoints_that_stay(tmp_path):
     (tmp_path / "experiments").mkdir()
-    (tmp_path / "experiments/curve.py").write_text("import pathlib, shlex, sys; pathlib.Path(sys.argv[4]).touch()\n"
+    (tmp_path / "experiments/curve.py").write_text("import pathlib, shlex, sys; pathlib.Path(sys.argv[6]).touch()\n"
                                                    "open('calls', 'a').write(shlex.join(['curve', *sys.argv[1:]]) + '\\n')")
     made, _ = calls_of(tmp_path, "newstest.sh")
     assert [words[0] for words in made] == ["train", "curve", "score"]
-    options, (_, run, corpus, every, _) = train_options(made[0][1:]), made[1]
+    options, (_, run, corpus, *languages, every, _, command) = train_options(made[0][1:]), made[1]
+    assert languages == [options.source, options.target] == ["en", "de"] and command == "make newstest"
     sizes, training = options.sizes, options.training
     assert options.resume and str(options.checkpoints) == run and options.corpus == corpus == made[2][2] and str(options.out) == made[2][1]
     assert training.steps // training.save_every <= training.keep_last, "all checkpoints stay"
@@ -262,6 +263,20 @@ def test_the_recipe_for_news_goes_on_and_draws_a_curve_from_checkpoints_that_sta
     assert 2 * weights < keep.MOST, "small enough to be kept"
     again, _ = calls_of(tmp_path, "newstest.sh")
     assert [words[0] for words in again] == ["score"]
+
+
+def test_the_recipe_for_news_also_translates_in_the_other_direction_from_the_same_text(tmp_path):
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "experiments/curve.py").write_text("import shlex, sys; open('calls', 'a').write(shlex.join(['curve', *sys.argv[1:]]) + '\\n')")
+    there, _ = calls_of(tmp_path, "newstest.sh")
+    back, _ = calls_of(tmp_path, "newstest.sh", "de", "en")
+    forth, reverse = (train_options(made[0][1:]) for made in (there, back))
+    assert (reverse.source, reverse.target, reverse.corpus) == ("de", "en", forth.corpus)
+    assert (reverse.sizes, reverse.training, reverse.average) == (forth.sizes, forth.training, forth.average), "the same recipe"
+    assert not {forth.out, forth.checkpoints} & {reverse.out, reverse.checkpoints} and there[2][4] != back[2][4], "nothing is written over"
+    assert back[1][3:5] == ["de", "en"] and back[1][-1] == back[2][back[2].index("--command") + 1] == "experiments/newstest.sh de en"
+    with pytest.raises(AssertionError, match="give en de or de en, not de fr"):
+        calls_of(tmp_path, "newstest.sh", "de", "fr")
 
 
 def test_processes_share_a_run_of_the_scripts_a_thread_each(tmp_path):
@@ -282,15 +297,15 @@ def test_the_curve_of_a_run_scores_each_checkpoint_that_is_asked_for(tmp_path, m
     pairs = [("The dog sleeps .", "Der Hund schläft ."), ("The bear sleeps .", "Der Bär schläft .")] * 2
     tokenizer = SubwordTokenizer.fit(pairs, 280)
     model = random_model(vocab_size=len(tokenizer))
-    monkeypatch.setattr(curve, "translate", lambda model, tokenizer, sentences, language: [pairs[0][1]] * len(sentences))
+    monkeypatch.setattr(curve, "translate", lambda model, tokenizer, sentences, language: [f"{language}: {pairs[0][1]}"] * len(sentences))
     for step in (2, 4, 5, 8):
         save_checkpoint(tmp_path / f"step-{step:08}", model, tokenizer, scheduled=step != 8)
-    rows, signature = curve.along(tmp_path, pairs, 2)
-    by_hand = sacrebleu.corpus_bleu([pairs[0][1]] * 4, [[german for _, german in pairs]])
+    rows, signature = curve.along(tmp_path, pairs, "en", 2)
+    by_hand = sacrebleu.corpus_bleu([f"en: {pairs[0][1]}"] * 4, [[german for _, german in pairs]])
     assert [row["step"] for row in rows] == [2, 4], "5 is no multiple, 8 was written for a signal"
     assert all(row["bleu"] == by_hand.score for row in rows) and 0 < by_hand.score < 100 and "tok:13a" in signature
     with pytest.raises(ValueError, match="holds no checkpoint of an update that 7 divides"):
-        curve.along(tmp_path, pairs, 7)
+        curve.along(tmp_path, pairs, "en", 7)
 
 
 def test_a_run_would_have_stopped_where_training_stops():
