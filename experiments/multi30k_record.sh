@@ -35,6 +35,7 @@ fi
 if [ -n "${teachers:-}" ]; then
     data=$work/data.$teachers
     if [ ! -d "$data" ]; then
+        ls -d "$work/$teachers".seed? > /dev/null 2>&1 || { echo "no model of the row $teachers in $work: train that row first, by its own command" >&2; exit 2; }
         part=$data.part
         rm -rf "$part"
         cp -r "$work/data" "$part"

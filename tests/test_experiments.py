@@ -244,6 +244,9 @@ def test_models_of_another_row_write_training_pairs_each_of_which_is_there_once(
     assert made[3][made[3].index("--command") + 1] == "split=valid teachers=first experiments/multi30k_record.sh taught --patience 0"
     again, _ = calls_of(tmp_path, "multi30k_record.sh", "taught", "--patience", "0", teachers="first", seeds="1 2", split="valid")
     assert [words[0] for words in again] == ["train", "score"], "the pairs are written once"
+    with pytest.raises(AssertionError, match="no model of the row nobody in .*: train that row first"):
+        calls_of(tmp_path, "multi30k_record.sh", "taught", teachers="nobody")
+    assert not list(data.parent.glob("data.nobody*"))
 
 
 def test_the_recipe_for_news_goes_on_and_draws_a_curve_from_checkpoints_that_stay(tmp_path):
