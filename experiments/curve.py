@@ -36,8 +36,8 @@ def along(run, pairs, source, every):
 def main(run, corpus, source, target, every, out, command):
     valid = load_corpus(corpus, None, source, target).valid
     rows, signature = along(run, valid, source, int(every))
-    write_json(out, {"data": f"valid of {corpus}, {source} to {target}, {len(valid):,} sentences, greedily, one checkpoint a row", "signature": signature,
-                     "command": command, "rows": rows, "machine": describe_machine(),
+    write_json(out, {"data": f"valid of {corpus}, {source} to {target}, {len(valid):,} sentences, greedily, one checkpoint a row",
+                     "signature": signature, "command": command, "rows": rows, "machine": describe_machine(),
                      **provenance("experiments/curve.py", "annotated/decoding.py", "annotated/fast.py", "annotated/corpora.py")})
 
 

@@ -270,7 +270,8 @@ def test_the_recipe_for_news_goes_on_and_draws_a_curve_from_checkpoints_that_sta
 
 def test_the_recipe_for_news_also_translates_in_the_other_direction_from_the_same_text(tmp_path):
     (tmp_path / "experiments").mkdir()
-    (tmp_path / "experiments/curve.py").write_text("import shlex, sys; open('calls', 'a').write(shlex.join(['curve', *sys.argv[1:]]) + '\\n')")
+    (tmp_path / "experiments/curve.py").write_text("import shlex, sys\n"
+                                                   "open('calls', 'a').write(shlex.join(['curve', *sys.argv[1:]]) + '\\n')")
     there, _ = calls_of(tmp_path, "newstest.sh")
     back, _ = calls_of(tmp_path, "newstest.sh", "de", "en")
     forth, reverse = (train_options(made[0][1:]) for made in (there, back))
