@@ -1,0 +1,22 @@
+"""Training that patience ends by the smoothed validation loss, as in the published run, for a row of `experiments/multi30k_record.sh`.
+
+    python experiments/smoothed_stop.py CORPUS --out MODEL --checkpoints RUN OPTIONS…          the options of `annotated train`
+
+The validation loss and the perplexity in the log of such a run are smoothed ones, too.
+"""
+
+import sys
+
+from annotated.fast import ChunkedLoss
+from annotated.terminal import COMMANDS
+
+
+def smoothed(smoothing, *arguments, **named):
+    """The loss, with 0.1 where `validation_loss` asks for none."""
+    return ChunkedLoss(smoothing or 0.1, *arguments, **named)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
+    COMMANDS["train"](sys.argv[1:], loss=smoothed)
