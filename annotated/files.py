@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['whole_file', 'write_text', 'write_json', 'whole_folder', 'sha256_of', 'stream_lines',
-           'data_root', 'find_file', 'describe_machine', 'provenance', 'made_at']
+           'data_root', 'find_file', 'describe_machine', 'write_json_lines', 'read_json_lines',
+           'write_result', 'read_result', 'provenance', 'made_at']
 
 # %% ../notebooks/80_files.ipynb #ec8af477
 import ast
@@ -266,6 +267,40 @@ def counting_seconds(folder):
     finally:
         if path:
             write_json(path, seconds())
+
+# %% ../notebooks/80_files.ipynb #102378a1
+def write_json_lines(path, values):
+    """Write values to `path`, each as JSON on a line of its own, whole or not at all."""
+    write_text(path, "".join(json.dumps(value) + "\n" for value in values))
+
+
+def read_json_lines(path):
+    """The values of a file with one on each line; ValueError names a line that is no JSON."""
+    values = []
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            values.append(json.loads(line))
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number} is no JSON: {error}") from None
+    return values
+
+# %% ../notebooks/80_files.ipynb #3e5142f4
+def write_result(path, facts):
+    """Write facts about a run to `path`, NAME.json, and their "log", if any, to NAME.jsonl."""
+    facts, lines = dict(facts), Path(path).with_suffix(".jsonl")
+    log = facts.pop("log", None)
+    if log is None:
+        lines.unlink(missing_ok=True)  # of another run
+    else:
+        write_json_lines(lines, log)
+    write_json(path, facts)
+
+
+def read_result(path):
+    """The facts that `write_result` wrote, with their log; ValueError for what is no JSON."""
+    lines = Path(path).with_suffix(".jsonl")
+    facts = json.loads(Path(path).read_text(encoding="utf-8"))
+    return facts | ({"log": read_json_lines(lines)} if lines.exists() else {})
 
 # %% ../notebooks/80_files.ipynb #80c0de02
 def _made_here():

@@ -33,6 +33,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
+from .files import write_json_lines
+
 # %% ../notebooks/82_runs.ipynb #ca476890
 def ranks():
     """(number of this process, number of processes): (0, 1) without torch.distributed."""
@@ -539,14 +541,15 @@ def enter(run, readings):
 
 # %% ../notebooks/82_runs.ipynb #2828da3c
 class Teller:
-    """Tells what happens: a progress bar on rank 0, and each row of the log for whoever asked.
+    """Tells what happens: a bar and a log on rank 0, and each row of the log for whoever asked.
 
-    progress: a dict with "step" and "tokens", which somebody else keeps; report: a function that
-    gets a row, or None.
+    progress: a dict with "step", "tokens" and "log", which somebody else keeps; report: a function
+    that gets a row, or None; folder: where log.jsonl has a line for each row, or None.
     """
 
-    def __init__(self, progress, steps, shown, report=None):
+    def __init__(self, progress, steps, shown, report=None, folder=None):
         self.progress, self.report, self.last = progress, report, ""
+        self.path = folder and ranks()[0] == 0 and Path(folder) / "log.jsonl"
         self.start, self.before = time.time(), progress["tokens"]
         hidden = not shown or ranks()[0] > 0
         self.bar = tqdm(desc="training", unit="step", initial=progress["step"], total=steps,
@@ -568,7 +571,9 @@ class Teller:
         self.bar.update()
 
     def row(self, row):
-        """A row was added to the log."""
+        """A row was added to the log, which is written whole: a run may have gone back."""
+        if self.path:
+            write_json_lines(self.path, self.progress["log"])
         self.last = (f", train {row['train_loss']:.3f}, valid {row['valid_loss']:.3f}, "
                      f"perplexity {row['valid_perplexity']:.2f}")
         if self.report is not None:

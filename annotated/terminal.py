@@ -83,7 +83,7 @@ class Train:
     tokenizer: Literal["words", "bpe", "wordpiece"] | None = None
     device: str = "cpu"  # cpu, cuda, cuda:1, mps …
     timeout: float = 600.0  # seconds that processes wait for each other
-    # folder for checkpoints to go on from, one every --save-every updates
+    # folder for log.jsonl and for checkpoints to go on from, one every --save-every updates
     checkpoints: Path | None = None
     resume: bool = False  # go on from the newest whole checkpoint in --checkpoints, if there is any
     average: int | None = None  # save the mean of the last so many checkpoints in --checkpoints
@@ -378,7 +378,7 @@ def _score(arguments):
              "attention_gain": saved.info.get("attention_gain", 1.0), "decoding_seconds": seconds,
              "training_seconds": saved.info.get("seconds"), "log": saved.info.get("log"),
              "machine": files.describe_machine(), **files.provenance(*SCORED_BY)}
-    files.write_json(path, facts)
+    files.write_result(path, facts)
     print(report)
 
 # %% ../notebooks/83_terminal.ipynb #2c6fbb0a
@@ -491,7 +491,7 @@ def _parse(arguments):
     for name, score in facts["scores"].items():
         print(f"{name:16} F1 {score['f1']:6.2f}  well-formed {score['well_formed']:6.2f}")
     if options.results:
-        files.write_json(options.results, facts | {"command": _line("parse", arguments)})
+        files.write_result(options.results, facts | {"command": _line("parse", arguments)})
     if options.trees:
         files.write_text(options.trees, "".join(f"{tree or '(TOP)'}\n" for tree in trees))
 

@@ -300,11 +300,11 @@ def train(model, train_pairs, valid_pairs, config, show_progress=True, run_folde
 
     A row: step; train_loss (smoothed, with dropout, nats a token, since the last row); valid_loss
     and valid_perplexity (neither); rate; tokens (real ones, so far); gradient_norm (unclipped, a
-    mean since the last row); skipped (steps whose gradients were not finite). run_folder: for
-    checkpoints, with the `tokenizer`; the run goes on from the newest, and SIGTERM ends it with
-    status 75. report: gets each row, with the speed. Sets the global seed. All ranks call this.
-    ValueError for pairs that do not fit, a loss that runs away, a folder of another run, ranks that
-    differ; MemoryError for a batch that is too large.
+    mean since the last row); skipped (steps whose gradients were not finite). run_folder: for the
+    log and checkpoints, with the `tokenizer`; the run goes on from the newest, and SIGTERM ends it
+    with status 75. report: gets each row, with the speed. Sets the global seed. All ranks call
+    this. ValueError for pairs that do not fit, a loss that runs away, a folder of another run,
+    ranks that differ; MemoryError for a batch that is too large.
     """
     check_fit(config.max_tokens, train_pairs=train_pairs, valid_pairs=valid_pairs)
     run = Run(model, config, (train_pairs, valid_pairs), run_folder, tokenizer)
@@ -313,7 +313,7 @@ def train(model, train_pairs, valid_pairs, config, show_progress=True, run_folde
     criterion = loss(config.label_smoothing, model.config.pad_id, reduction="sum")
     rehearse(model.train(), train_pairs, criterion, config, run.world)
     network, progress = runs.network_of(model), run.progress
-    teller = runs.Teller(progress, config.steps, show_progress, report)
+    teller = runs.Teller(progress, config.steps, show_progress, report, run_folder)
     with (runs.noting_sigterm(run_folder is not None) as noted, run.writes, teller,
           runs.compiled_layers(model, config.compile), closing(shares(run, train_pairs)) as stream):
         for place, indices, tokens, parts in stream:

@@ -23,7 +23,13 @@ from . import runs
 from .batches import Batch, pair_lengths, token_batches, vocabulary_digest
 from .corpora import Corpus, load_corpus
 from .decoding import translate
-from .files import counting_seconds, describe_machine, provenance, write_json
+from annotated.files import (
+    counting_seconds,
+    describe_machine,
+    provenance,
+    read_result,
+    write_result,
+)
 from .tokens import PAD, UNKNOWN, SubwordTokenizer, WordTokenizer
 from annotated.training import (
     PRESETS,
@@ -197,7 +203,7 @@ def finished_result(path, facts):
     if not Path(path).exists():
         return None
     try:
-        result = json.loads(Path(path).read_text(encoding="utf-8"))
+        result = read_result(path)
     except ValueError as error:
         raise ValueError(f"{path} is no result of a run ({error}): move it away") from None
     for what, fact in facts.items():
@@ -247,7 +253,7 @@ def run_row(row, seed, corpus, tokenizer, out, work, device="cpu", command="", *
                 result = {**facts, **measured, "parameters": count_parameters(row.config),
                           "seconds": seconds(), "machine": describe_machine(device),
                           "command": command, **provenance(SELF), "log": log}
-            write_json(path, result)
+            write_result(path, result)
             shutil.rmtree(run)
             return result
     except Timeout:
@@ -351,8 +357,7 @@ def verdict(measured, band, printed, alike=0.0):
 # %% ../notebooks/21_variations.ipynb #274c7b82
 def read_results(folder):
     """All results of a sweep in a folder, as dicts, in the order of their names."""
-    return [json.loads(path.read_text(encoding="utf-8"))
-            for path in sorted(Path(folder).glob("*.seed*.json"))]
+    return [read_result(path) for path in sorted(Path(folder).glob("*.seed*.json"))]
 
 
 @dataclass

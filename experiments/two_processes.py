@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from annotated.files import CHECKOUT, describe_machine, provenance, write_json
+from annotated.files import CHECKOUT, describe_machine, provenance, read_result, write_json
 
 OPTIONS = {  # toy takes minutes, multi30k about half an hour on 2 quiet cores
     "toy": {"preset": "toy", "N": 2, "d_model": 64, "d_ff": 192, "h": 4, "steps": 500, "max_tokens": 1024, "warmup": 150,
@@ -34,7 +34,7 @@ def run(processes, seed, data, options):
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         for command in (train, score):
             subprocess.run([sys.executable, *command], check=True, env=environment, cwd=CHECKOUT, stdout=subprocess.DEVNULL)
-        facts = json.loads(Path(folder, "scores", "test.json").read_text(encoding="utf-8"))
+        facts = read_result(Path(folder, "scores", "test.json"))
     return {"processes": processes, "seed": seed, "entries": {name: facts["entries"][name] for name in ("sacrebleu", "chrf")},
             "losses": [row["valid_loss"] for row in facts["log"]], "tokens": facts["log"][-1]["tokens"],
             "seconds": facts["training_seconds"]["wall"], "metric": facts["entries"]["sacrebleu"]["signature"]}

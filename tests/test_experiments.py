@@ -23,6 +23,7 @@ from annotated.batches import count_batches, pair_lengths
 from annotated.checkpoints import average_checkpoints, load_checkpoint, save_checkpoint
 from annotated.corpora import Corpus, load_corpus
 from annotated.fast import ChunkedLoss, prepare, undo
+from annotated.files import read_result
 from annotated.regularization import LabelSmoothingLoss
 from annotated.terminal import train_options
 from annotated.tokens import SubwordTokenizer, split_words
@@ -107,7 +108,8 @@ def test_two_processes_and_one_get_the_same_options_and_are_scored_by_the_same_c
         asked.append((command[:command.index("annotated")], words))
         if words[0] == "score":
             Path(words[-1]).mkdir()
-            (Path(words[-1]) / "test.json").write_bytes((ROOT / "results" / "multi30k" / "test.json").read_bytes())
+            for name in ("test.json", "test.jsonl"):
+                (Path(words[-1]) / name).write_bytes((ROOT / "results" / "multi30k" / name).read_bytes())
 
     monkeypatch.setattr(two_processes.subprocess, "run", done)
     first = two_processes.main(tmp_path / "t.json", runs=[(1, 0), (2, 0)])
@@ -406,7 +408,7 @@ def test_r_drop_reads_twice_in_training_only_and_what_it_saves_translates(tmp_pa
     assert type(saved.model) is Transformer and saved.info["attention_gain"] == 0.5 and len(saved.info["log"]) == 2
     monkeypatch.setenv("COLUMNS", "80")
     terminal.main(["score", str(tmp_path / "model"), str(tmp_path), "test", str(tmp_path / "scores")])
-    assert json.loads((tmp_path / "scores/test.json").read_text())["log"] == saved.info["log"]
+    assert read_result(tmp_path / "scores/test.json")["log"] == saved.info["log"]
     model = r_drop.build(saved.model.config)
     source, target = torch.tensor([[5, 6, 7]]), torch.tensor([[1, 8]])
     first, second = model.train().hidden(source, target).chunk(2, dim=-1)

@@ -9,6 +9,8 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -23,11 +25,15 @@ from annotated.files import (
     describe_machine,
     input_lines,
     open_text,
+    read_json_lines,
+    read_result,
     sha256_of,
     stream_lines,
     whole_file,
     whole_folder,
     write_json,
+    write_json_lines,
+    write_result,
 )
 
 
@@ -419,6 +425,32 @@ def test_of_two_writers_of_a_folder_one_wins_whole(tmp_path):
             with whole_folder(tmp_path / "new") as other:
                 (other / "a").write_text("fast")
     assert (tmp_path / "new" / "a").read_text() == "fast" and len(list(tmp_path.iterdir())) == 1
+
+
+@given(st.lists(st.dictionaries(st.text(), st.integers() | st.floats(allow_nan=False) | st.text() | st.none())))
+def test_a_file_of_json_lines_has_a_line_for_each_value(values):
+    with tempfile.TemporaryDirectory() as folder:
+        write_json_lines(f"{folder}/log.jsonl", values)
+        lines = Path(folder, "log.jsonl").read_bytes().split(b"\n")
+        assert lines.pop() == b"" and [json.loads(line) for line in lines] == values == read_json_lines(f"{folder}/log.jsonl")
+
+
+def test_a_line_that_is_no_json_is_named(tmp_path):
+    (tmp_path / "log.jsonl").write_text('{"step": 1}\n{"step"\n')
+    with pytest.raises(ValueError, match=r"log\.jsonl, line 2 is no JSON"):
+        read_json_lines(tmp_path / "log.jsonl")
+    (tmp_path / "log.json").write_text('{"bleu": 1.5}')
+    with pytest.raises(ValueError, match=r"log\.jsonl, line 2"):
+        read_result(tmp_path / "log.json")
+
+
+def test_a_result_has_its_log_beside_it_and_keeps_none_of_another_run(tmp_path):
+    facts = {"bleu": 1.5, "log": [{"step": 1}, {"step": 2}]}
+    write_result(tmp_path / "test.json", facts)
+    assert json.loads((tmp_path / "test.json").read_text()) == {"bleu": 1.5} and facts.keys() == {"bleu", "log"}
+    assert (tmp_path / "test.jsonl").read_text() == '{"step": 1}\n{"step": 2}\n' and read_result(tmp_path / "test.json") == facts
+    write_result(tmp_path / "test.json", {"bleu": 2.5, "log": None})  # of a model without a log
+    assert read_result(tmp_path / "test.json") == {"bleu": 2.5} and not (tmp_path / "test.jsonl").exists()
 
 
 def test_seconds_of_all_starts_are_added_up(tmp_path, monkeypatch):

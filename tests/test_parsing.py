@@ -1,7 +1,6 @@
 """Trees as sequences and back, bracket scores by hand and by nltk, treebanks, baselines, the command (section 6.3)."""
 
 import itertools
-import json
 import os
 import random
 import re
@@ -17,7 +16,7 @@ from hypothesis import strategies as st
 from nltk import Tree as LibraryTree
 from test_trees import trees
 
-from annotated import parsing, training
+from annotated import files, parsing, training
 from annotated.checkpoints import average_checkpoints, load_checkpoint
 from annotated.parsing import (
     LEAF,
@@ -580,7 +579,7 @@ def test_the_split_that_is_asked_for_is_scored(learned):
 
 def test_results_that_are_kept_add_up():
     for path in sorted((ROOT / "results").glob("parsing_*.json")):
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = files.read_result(path)
         assert {"data", "seed", "machine", "command", "metric", "log"} <= set(found)
         for score in found["scores"].values():
             assert score["f1"] == pytest.approx(200 * score["matched"] / (score["predicted"] + score["gold"]))

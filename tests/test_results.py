@@ -14,7 +14,7 @@ from helpers import ROOT
 
 from annotated import files
 from annotated.checkpoints import load_checkpoint, save_checkpoint
-from annotated.files import changed_modules, code_digest, made_at, module_digests, provenance
+from annotated.files import changed_modules, code_digest, made_at, module_digests, provenance, read_result
 from annotated.transformer import Transformer, TransformerConfig
 
 sys.path.insert(0, "tools")
@@ -126,7 +126,8 @@ def test_kept_models_are_small_can_be_loaded_and_have_a_card():
     for folder in folders:
         saved, card = load_checkpoint(folder), (folder / "README.md").read_text(encoding="utf-8")
         _, result, told = keep.MODELS[folder.name]
-        facts = json.loads((ROOT / "results" / result).read_text(encoding="utf-8"))
+        facts = read_result(ROOT / "results" / result)
+        assert saved.info["log"] == facts["log"]
         assert saved.info["training"] == facts["training"] and asdict(saved.model.config) == facts["model"]
         assert f"{facts['parameters']:,} parameters" in card and f"{facts['log'][-1]['step']:,} updates" in card
         assert all(words in card for words in told.values()) and f"../../{result}" in card

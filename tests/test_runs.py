@@ -10,6 +10,7 @@ import torch
 
 from annotated import runs
 from annotated.batches import Batch
+from annotated.files import read_json_lines
 from annotated.runs import (
     check_device,
     first_difference,
@@ -244,3 +245,14 @@ def test_a_run_without_a_whole_checkpoint_is_refused_at_every_start(tmp_path):
     for _ in range(2):
         with pytest.raises(ValueError, match="none of its 2 checkpoints is whole"):
             newest_checkpoint(folder, check, lambda line: None)
+
+
+def test_only_the_first_process_keeps_the_log(tmp_path, monkeypatch):
+    row = {"step": 2, "train_loss": 4.0, "valid_loss": 3.0, "valid_perplexity": 20.1}
+    progress = {"step": 2, "tokens": 0, "log": [row]}
+    for rank, there in ((1, False), (0, True)):
+        monkeypatch.setattr(runs, "ranks", lambda rank=rank: (rank, 2))
+        with runs.Teller(progress, 4, shown=False, folder=tmp_path) as teller:
+            teller.row(row)
+        assert (tmp_path / "log.jsonl").exists() == there
+    assert read_json_lines(tmp_path / "log.jsonl") == [row]

@@ -25,6 +25,7 @@ from annotated.batches import Batch, EncodedPairs, write_encoded
 from annotated.checkpoints import MANIFEST, load_checkpoint
 from annotated.corpora import Corpus, load_corpus
 from annotated.fast import ChunkedLoss, SixteenBitDropout, prepare
+from annotated.files import read_json_lines
 from annotated.regularization import LabelSmoothingLoss
 from annotated.runs import INTERRUPTED, run_checkpoints
 from annotated.schedule import noam_rate
@@ -628,6 +629,21 @@ def test_sigterm_saves_and_the_run_goes_on_bit_for_bit(undisturbed, tmp_path):
     assert run(tmp_path / "run", seed=6)[0] == log, "a finished run is not trained on"
 
 
+def test_the_log_of_a_run_that_broke_off_has_each_validation_once_in_the_end(tmp_path):
+    def break_off(*_):
+        calls.append(1)
+        if len(calls) == 1 + 2 * 4 + 2 * 2 + 1:  # in step 5: the rehearsal, two parts a step, two batches each of two validations
+            raise KeyboardInterrupt
+
+    calls, config, kept = [], replace(LONG, validate_every=2), tmp_path / "run" / "log.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "run", hook=break_off, config=config)
+    assert [path.name[-2:] for path in run_checkpoints(tmp_path / "run")] == ["03"], "step 4 comes again"
+    assert [row["step"] for row in read_json_lines(kept)] == [2, 4], "while the run goes, one can see how it goes"
+    log, _ = run(tmp_path / "run", seed=5, config=config)
+    assert read_json_lines(kept) == log and [row["step"] for row in log] == [2, 4, 6, 8, 10, 12]
+
+
 def test_run_folder_changes_nothing_and_keeps_the_last(undisturbed, tmp_path):
     model = tiny(dropout=0.3)
     log = train(model, PAIRS, PAIRS[:2], LONG, show_progress=False)
@@ -759,7 +775,7 @@ def test_full_disk_leaves_the_checkpoint_before_intact(undisturbed, tmp_path, mo
     monkeypatch.setattr(checkpoints, "save_file", full)
     with pytest.raises(OSError, match="No space left"):
         run(tmp_path / "run")
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["step-00000003"]
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["log.jsonl", "step-00000003"]
     assert run(tmp_path / "run", seed=5)[0] == undisturbed[1] and digests(tmp_path / "run") == undisturbed[0]
 
 

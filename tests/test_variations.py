@@ -17,6 +17,7 @@ import torch
 from annotated import runs, terminal, variations
 from annotated.corpora import Corpus, load_corpus
 from annotated.decoding import beam_search, greedy_decode
+from annotated.files import read_result
 from annotated.runs import INTERRUPTED, run_checkpoints
 from annotated.tokens import END, PAD, UNKNOWN, WordTokenizer
 from annotated.training import TrainingConfig, encode_pairs, validation_loss
@@ -298,7 +299,8 @@ def swept(few, tmp_path_factory):
 def test_sweep_writes_a_result_a_run_and_does_not_run_it_again(swept, few):
     folder, said = swept
     assert "2 runs, 0 of them finished before, 2 side by side" in said
-    assert {path.name for path in (folder / "out").iterdir()} == {"base.seed0.json", "C-N2.seed0.json"}
+    expected = {f"{row}.seed0.{kind}" for row in ("base", "C-N2") for kind in ("json", "jsonl")}
+    assert {path.name for path in (folder / "out").iterdir()} == expected
     assert [path for path in (folder / "work").iterdir() if path.is_dir()] == []  # checkpoints of finished runs are gone
     before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in (folder / "out").iterdir()}
     lines = []
@@ -314,7 +316,7 @@ def test_sweep_writes_a_result_a_run_and_does_not_run_it_again(swept, few):
 
 def test_sweep_result_is_that_of_the_books_own_training(swept, few):
     folder, _ = swept
-    kept = json.loads((folder / "out" / "base.seed0.json").read_text())
+    kept = read_result(folder / "out" / "base.seed0.json")
     corpus = load_corpus(few)
     tokenizer = WordTokenizer.fit(corpus.train)
     small = Corpus("toy", "en", "de", corpus.train, corpus.valid[:3], corpus.test)
