@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -39,6 +40,7 @@ import long_inputs  # noqa: E402
 import padding  # noqa: E402
 import precision  # noqa: E402
 import r_drop  # noqa: E402
+import smoothed_stop  # noqa: E402
 import stops  # noqa: E402
 import two_processes  # noqa: E402
 
@@ -216,6 +218,11 @@ def test_the_recipe_for_multi30k_is_the_published_one(tmp_path):
     assert own[:2] == ["experiments/r_drop.py", "5"] and train_options(own[2:]).attention_gain == 0.7
     assert train_options(own[2:]).training == trained[2].training and str(train_options(own[2:]).out) == scored[1]
     assert scored[scored.index("--command") + 1] == "r_drop=5 experiments/multi30k_record.sh apart --attention-gain 0.7"
+    stub = (tmp_path / "experiments/r_drop.py").read_text()
+    (tmp_path / "experiments/smoothed_stop.py").write_text(stub)
+    (own, scored), _ = calls_of(tmp_path, "multi30k_record.sh", "plain", "--precision", "fp32", seeds="2", smoothed_stop="1")
+    assert own[0] == "experiments/smoothed_stop.py" and train_options(own[1:]).training == replace(trained[2].training, precision="fp32")
+    assert scored[scored.index("--command") + 1] == "smoothed_stop=1 experiments/multi30k_record.sh plain --precision fp32"
     assert anew[2][:3] == ["score", str(train_options(anew[1][1:]).out), prepared.name], "scored as text, cut with all merges"
     assert set((tmp_path / "processes").read_text().split()) == {"1"}
     (tmp_path / "processes").unlink()
@@ -416,6 +423,25 @@ def test_r_drop_reads_twice_in_training_only_and_what_it_saves_translates(tmp_pa
     pairs = torch.tensor([[5, 6, 7], [8, 9, 3]]), torch.tensor([[1, 8], [1, 4]])
     sure = r_drop.build(replace(saved.model.config, dropout=0.0))
     assert torch.allclose(sure.train().hidden(*pairs), sure.eval().hidden(*pairs).repeat(1, 1, 2), atol=1e-5), "each beside itself"
+
+
+def test_a_smoothed_loss_ends_the_run_and_stands_in_its_log(tmp_path, monkeypatch):
+    pairs = [("The dog sleeps .", "Der Hund schläft ."), ("The bear reads .", "Der Bär liest .")]
+    for split in ("train", "valid", "test"):
+        for n, language in enumerate(("en", "de")):
+            (tmp_path / f"{split}.{language}").write_text(20 * "".join(f"{pair[n]}\n" for pair in pairs))
+    monkeypatch.setattr(sys, "argv", ["smoothed_stop.py", *shlex.split(
+        f"{tmp_path} --source en --target de --out {tmp_path / 'model'} --N 1 --d-model 16 --d-ff 32 --h 2 --vocab-size 290 --steps 6 "
+        "--max-tokens 64 --validate-every 3 --label-smoothing 0.2")])
+    runpy.run_path(smoothed_stop.__file__, run_name="__main__")
+    saved, losses = load_checkpoint(tmp_path / "model"), []
+    logits, targets = [], []
+    for source, target in encode_pairs(pairs, saved.tokenizer, "en", "de"):
+        logits.append(saved.model(torch.tensor([[*source, 2]]), torch.tensor([[1, *target]]))[0])
+        targets += [*target, 2]
+    losses = [F.cross_entropy(torch.cat(logits), torch.tensor(targets), label_smoothing=share).item() for share in (0.0, 0.1, 0.2)]
+    assert saved.info["log"][-1]["valid_loss"] == pytest.approx(losses[1], rel=1e-5) and losses[0] < losses[1] < losses[2]
+    assert smoothed_stop.smoothed(0.2).smoothing == 0.2, "training keeps its own"
 
 
 @pytest.mark.long
