@@ -7,7 +7,6 @@ __all__ = ['TABLE_3', 'SCALES', 'Scale', 'Row', 'rows', 'count_parameters', 'run
            'read_results', 'Line', 'compare']
 
 # %% ../notebooks/21_variations.ipynb #e1db3648
-import json
 import math
 import shutil
 import statistics
