@@ -136,10 +136,12 @@ def _receive(address, part, timeout):
         tag, length = reply.headers.get("ETag"), reply.headers.get("Content-Length")
         mark = tag if tag and not tag.startswith("W/") else reply.headers.get("Last-Modified")
         if reply.status == 206:
-            asked = rf"bytes {part.size}-\d+/{part.total or '[0-9*]+'}"
-            if not re.fullmatch(asked, reply.headers.get("Content-Range", "")) or mark != part.mark:
+            asked = rf"bytes {part.size}-\d+/({part.total or '[0-9]+|[*]'})"
+            sent = re.fullmatch(asked, reply.headers.get("Content-Range", ""))
+            if not sent or mark != part.mark:
                 part.restart()
                 raise ConnectionError("the server sent another part than was asked for")
+            part.total = int(sent[1]) if sent[1] != "*" else None  # the first reply may not tell
         else:
             part.restart(mark, None if length is None else int(length))
         if part.total is None and part.sha256 is None and not reply.chunked:

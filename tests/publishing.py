@@ -66,13 +66,17 @@ class Publisher(http.server.BaseHTTPRequestHandler):
         if start:
             shown = 0 if act == "wrong range" else start
             self.send_header("Content-Range", f"bytes {shown}-{len(body) - 1}/{len(body)}")
-        if act != "no length":
+        if act == "chunked and cut":
+            self.send_header("Transfer-Encoding", "chunked")
+        elif act != "no length":
             self.send_header("Content-Length", str(len(sent)))
         self.end_headers()
         if act == "corrupt":
             sent = sent[:10] + bytes([sent[10] ^ 1]) + sent[11:]
         if act in ("cut", "stall", "corrupt and cut"):
             sent = (b"x" if act.startswith("corrupt") else sent[:1]) + sent[1 : len(sent) // 2]
+        if act == "chunked and cut":
+            sent = b"%x\r\n%s\r\n" % (len(sent) // 2, sent[: len(sent) // 2])  # without the empty chunk at the end
         with contextlib.suppress(ConnectionError):
             self.wfile.write(sent)
         if act == "stall":

@@ -161,6 +161,14 @@ def test_a_file_of_unknown_length_needs_a_digest(publisher, tmp_path):
     assert (tmp_path / "a.gz").read_bytes() == body
 
 
+def test_a_file_that_came_in_chunks_at_first_has_the_length_of_its_rest(publisher, tmp_path):
+    publisher.files["/a.gz"], publisher.marks["/a.gz"] = os.urandom(80_000), '"one"'
+    publisher.acts += ["chunked and cut", "cut"]
+    quick(publisher.address + "/a.gz", tmp_path / "a.gz")
+    assert publisher.ranges_asked == [None, "bytes=40000-", "bytes=60000-"]
+    assert (tmp_path / "a.gz").read_bytes() == publisher.files["/a.gz"] and seen(tmp_path) == ["a.gz"]
+
+
 def test_a_full_disk_is_an_error_and_leaves_the_older_file(publisher, tmp_path, monkeypatch):
     publisher.files["/a.gz"] = os.urandom(80_000)
     (tmp_path / "a.gz").write_bytes(b"older")
