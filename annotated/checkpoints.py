@@ -72,6 +72,8 @@ def checkpoint_contents(model, tokenizer=None, optimizer=None, progress=None, **
 
     Arguments and errors as of `save_checkpoint`.
     """
+    if (optimizer is None) != (progress is None):
+        raise TypeError("only one of optimizer and progress: a run goes on with both, give the other")
     _check_savable(model, tokenizer, {**info, "progress": progress})
     tensors, contents = {WEIGHTS: model.state_dict()}, {CONFIG: asdict(model.config), INFO: info}
     if tokenizer is not None:
@@ -106,8 +108,8 @@ def save_checkpoint(folder, model, tokenizer=None, *, optimizer=None, progress=N
 
     With an `optimizer` it is a training checkpoint: the optimiser's state and the dict `progress`
     go in as well, for `load_progress`. Raises FileExistsError for a folder that exists, TypeError
-    for a model, tokenizer or fact that cannot be saved, ValueError for a tokenizer that has more
-    pieces than the model knows.
+    for a model, tokenizer or fact that cannot be saved and for only one of `optimizer` and
+    `progress`, ValueError for a tokenizer that has more pieces than the model knows.
     """
     write_checkpoint(folder, checkpoint_contents(model, tokenizer, optimizer, progress, **info))
 

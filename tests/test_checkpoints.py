@@ -201,6 +201,9 @@ def test_what_cannot_be_saved_is_named(tmp_path, words):
         save_checkpoint(tmp_path / "a", model, when={1, 2})
     with pytest.raises(ValueError, match="tokenizer has .* pieces, the model vocab_size=5"):
         save_checkpoint(tmp_path / "a", small_model(vocab_size=5), words)
+    for one in ({"optimizer": torch.optim.Adam(model.parameters())}, {"progress": {"step": 1}}):
+        with pytest.raises(TypeError, match="only one of optimizer and progress.* give the other"):
+            save_checkpoint(tmp_path / "a", model, **one)
     assert list(tmp_path.iterdir()) == []
 
 
