@@ -268,6 +268,11 @@ MUTATIONS = [
     ("German quotes stay in the definition with plain ones", "evaluation", "map(plain_quotes, lines)", "lines", "evaluation"),
     ("punctuation is normalised as in English", "evaluation", "MosesPunctNormalizer(lang=language)", "MosesPunctNormalizer()",
      "evaluation"),
+    ("the log of a run is not kept while it goes", "runs", 'write_json_lines(self.path, self.progress["log"])', "pass", "training"),
+    ("every process writes the log", "runs", "folder and ranks()[0] == 0 and Path(folder)", "folder and Path(folder)", "runs"),
+    ("a result keeps the log of another run", "files", "lines.unlink(missing_ok=True)  # of another run", "pass", "files"),
+    ("the rest of a file tells no length", "downloads", 'int(sent[1]) if sent[1] != "*" else None', "part.total", "downloads"),
+    ("an optimiser is saved without progress", "checkpoints", "if (optimizer is None) != (progress is None):", "if False:", "checkpoints"),
 ]
 
 
