@@ -73,7 +73,8 @@ def checkpoint_contents(model, tokenizer=None, optimizer=None, progress=None, **
     Arguments and errors as of `save_checkpoint`.
     """
     if (optimizer is None) != (progress is None):
-        raise TypeError("only one of optimizer and progress: a run goes on with both, give the other")
+        raise TypeError("only one of optimizer and progress: a run goes on with both, "
+                        "give the other")
     _check_savable(model, tokenizer, {**info, "progress": progress})
     tensors, contents = {WEIGHTS: model.state_dict()}, {CONFIG: asdict(model.config), INFO: info}
     if tokenizer is not None:
