@@ -11,6 +11,7 @@ the corpus with the plain references. About ten minutes a run on one core.
 import sys
 
 from sacremoses import MosesDetokenizer
+from smoothed_stop import smoothed
 
 from annotated.checkpoints import average_checkpoints, load_checkpoint
 from annotated.corpora import load_corpus
@@ -18,16 +19,10 @@ from annotated.decoding import translate
 from annotated.evaluation import bleu_report
 from annotated.fast import prepare
 from annotated.files import describe_machine, provenance, write_json
-from annotated.regularization import LabelSmoothingLoss
 from annotated.runs import run_checkpoints
 from annotated.training import encode_pairs, validation_loss
 
 EPOCHS = 10  # without a lower loss end a run, and as many checkpoints make the mean
-
-
-def smoothed(_, *arguments, **named):
-    """The loss of training, in place of the plain one that `validation_loss` asks for."""
-    return LabelSmoothingLoss(0.1, *arguments, **named)
 
 
 def losses(folders, pairs):
