@@ -8,6 +8,9 @@ PYTHON := .venv/bin/python
 export OMP_NUM_THREADS ?= 1
 export GOMP_SPINCOUNT ?= 1000  # a thread that waits longer sleeps: beside other work it would keep the one it waits for off the processor
 export TOKENIZERS_PARALLELISM := false
+NBVAL ?= --nbval
+TRAINS := 17 21 22 23
+BROWSER := --ignore-glob='*/test_site*.py' --ignore=tests/test_live.py  # these have a target of their own
 export PYTHONDONTWRITEBYTECODE :=  # images often set it: each of hundreds of processes would then compile the sources of torch anew, in three seconds
 
 help:  ## show the targets
@@ -27,14 +30,15 @@ setup: .venv/ready  ## make the environment in .venv (done by the other targets 
 	@touch .venv/ready
 	@echo "[setup] done"
 
-book: setup  ## the main job: render the stored pages, execute copies of all of them, render those
+book: setup  ## the main job: translate, render the pages as they are stored, then execute them all with nbval and say which give what they show
 	$(PYTHON) tools/book.py
 
-site: setup  ## render the notebooks as they are stored (or as `make book` executed them) to HTML
+site: setup  ## render the notebooks as they are stored to HTML
 	$(PYTHON) tools/site_build.py
 
-test: setup  ## unit tests, and the stored outputs of the pages, executed here once
-	$(PYTHON) tools/test.py
+test: setup  ## unit tests, and nbval on the pages that do not train for minutes (NBVAL= without pages, after `make book`)
+	$(PYTHON) -m pytest -q -n logical --maxprocesses=4 --dist=loadfile --durations=20 -m "not long" $(BROWSER) \
+	  $(NBVAL) $(if $(NBVAL),$(TRAINS:%=--ignore-glob='*/%_*.ipynb') notebooks) tests
 
 test-site: setup axe  ## the site of `make site` in a real browser (Chromium): requests, errors, accessibility, charts, hostile text
 	$(PYTHON) -m pytest -q -n 2 --dist=loadgroup tests/test_site.py tests/test_site_hostile.py tests/test_live.py

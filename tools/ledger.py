@@ -8,7 +8,6 @@ something, else measured, and then those lines must say whether it holds. Whatev
 """
 
 import ast
-import os
 import re
 import tomllib
 from collections import Counter, defaultdict, namedtuple
@@ -102,11 +101,6 @@ def guarded(folder):
     return found
 
 
-def stored(executed=None):
-    """The notebooks of the book: from the folder `executed` those that are there, the others as they are kept."""
-    return [Path(executed) / path.name if executed and (Path(executed) / path.name).exists() else path for path in pages()]
-
-
 def part_of(entry, cells):
     """(part of a claim, list of what it lacks)."""
     reached = [(cell, line) for cell in cells for line in cell.lines if any(text in line for text in entry["figure"])]
@@ -144,7 +138,7 @@ def row_of(claim, entry, cells, tests):
 
 def read(paths=None, tests=TESTS, claims=CLAIMS):
     """The rows of the ledger; raises Incomplete, with every gap named."""
-    paths = stored(os.environ.get("LEDGER_PAGES")) if paths is None else paths  # `make book`: what it has just executed
+    paths = pages() if paths is None else paths
     table, cells, guards = tomllib.loads(Path(claims).read_text(encoding="utf-8")), shown(paths), guarded(tests)
     read_rows = [row_of(claim, entry, cells[claim], guards[claim]) for claim, entry in table.items()]
     gaps = [f"{row.claim}: {lack}" for row, lacks in read_rows for lack in lacks]

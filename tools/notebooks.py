@@ -1,24 +1,18 @@
 """Execute, normalise and export notebooks: what `sync.py`, `book.py` and the tests share."""
 
 import ast
-import hashlib
 import os
 import re
 import textwrap
-import threading
-from contextlib import suppress
 from pathlib import Path
 
 import nbformat
-import psutil
 from nbclient import NotebookClient
-from nbclient.exceptions import DeadKernelError
 from nbdev.export import nb_export
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = ROOT / "notebooks"
 PACKAGE = ROOT / "annotated"
-EXECUTED = ROOT / "_build" / "book"  # copies of the pages with the outputs of this machine
 KERNEL_LOG = ROOT / "_build" / "kernels.log"
 KEPT_METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
@@ -31,8 +25,6 @@ LIBRARY_FOLDS = "10"  # from this page on library code is folded away; before it
 # One thread a page, so that the digits do not depend on the machine's number of cores. Where there are two, one that waits for the other
 # must sleep: beside other work a waiting thread that spins keeps the one it waits for off the processor, and a minute becomes twenty.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GOMP_SPINCOUNT": "1000", "TOKENIZERS_PARALLELISM": "false"}
-STILL = 300  # seconds without work after which a cell counts as standing still
-LONGEST = 3600  # seconds of processor time that a cell may take: a slow machine or one with other work takes longer by the clock only
 
 
 def pages(wanted=()):
@@ -49,111 +41,25 @@ def introduction_last(paths):
     return sorted(paths, key=lambda path: path.name.startswith("00"))
 
 
-class Stopped(Exception):
-    """A page was stopped because a cell stood still or found no end; the message names the cell."""
-
-
-def family(pid):
-    """A process and all below it, as far as they are there."""
-    with suppress(psutil.NoSuchProcess):
-        first = psutil.Process(pid)
-        return [first, *first.children(recursive=True)]
-    return []
-
-
-def processor_seconds(pid):
-    """Processor time of a process and all below it, with those that have ended."""
-    total = 0.0
-    for process in family(pid):
-        with suppress(psutil.NoSuchProcess):
-            total += sum(process.cpu_times()[:4])  # user and system, its own and that of children which have ended
-    return total
-
-
-class Watch:
-    """Ends a kernel in which a cell stands still or finds no end, and says so. What is slow, or waits its turn, goes on."""
-
-    def __init__(self, still=STILL, longest=LONGEST):
-        self.still, self.longest, self.reason, self.done = still, longest, None, threading.Event()
-        self.cell, self.client = "", None
-
-    def follow(self, client):
-        """Look after the kernel of a notebook client from its start on."""
-        self.client = client
-        client.on_notebook_start = lambda **_: threading.Thread(target=self._look, daemon=True).start()
-        client.on_cell_execute = lambda cell, cell_index, **_: setattr(self, "cell", f"cell [{cell_index}] {cell.source[:60]!r}")
-
-    def _look(self):
-        pid = self.client.km.provisioner.pid
-        cell = begin = seen = waited = None
-        pause = min(5.0, self.still / 4)
-        while not self.done.wait(pause):
-            now = processor_seconds(pid)
-            if cell != self.cell:
-                cell, begin, seen, waited = self.cell, now, now, 0.0
-            waited += pause
-            if abs(now - seen) > 0.01 * waited + 0.05:  # more than a kernel needs to wait: it works
-                seen, waited = now, 0.0
-            if waited >= self.still:
-                self.reason = f"{cell} stands still: no work for {self.still:g} seconds"
-            elif now - begin > self.longest:
-                self.reason = f"{cell} finds no end: {self.longest:g} seconds of processor time"
-            if self.reason:
-                for process in family(pid):  # the kernel first: a cell goes on when what it waits for has ended
-                    with suppress(psutil.NoSuchProcess):
-                        process.kill()
-                return
-
-
-def execute(notebook, watch=None):
+def execute(notebook, timeout=3600, after_cell=None):
     """Run all cells in a fresh kernel, in the folder of the notebooks, and store the outputs in `notebook`.
 
-    Raises nbclient's CellExecutionError for a cell that raises, and Stopped for one that stands still or finds no end.
+    timeout: seconds that a cell may take, None for as long as it likes; after_cell: called as nbclient's `on_cell_executed`.
+    Raises nbclient's CellExecutionError for a cell that raises, and CellTimeoutError.
     """
-    watch = watch or Watch()
     client = NotebookClient(
         notebook,
-        timeout=None,
+        timeout=timeout,
         kernel_name="python3",
         record_timing=False,
         coalesce_streams=True,
+        on_cell_executed=after_cell,
         resources={"metadata": {"path": str(NOTEBOOKS)}},
     )
-    watch.follow(client)
     KERNEL_LOG.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with KERNEL_LOG.open("ab") as log:  # what the kernels themselves have to say; errors in cells are raised here
-            client.execute(env={**os.environ, **ENVIRONMENT}, stderr=log)
-    except DeadKernelError:
-        if watch.reason is None:
-            raise
-        raise Stopped(watch.reason) from None
-    finally:
-        watch.done.set()
+    with KERNEL_LOG.open("ab") as log:  # what the kernels themselves have to say; errors in cells are raised here
+        client.execute(env={**os.environ, **ENVIRONMENT}, stderr=log)
     return notebook
-
-
-def sources(path):
-    """A digest of what the outputs of a page follow from: the page, the package, the data, the results; of some what else they show."""
-    folders = [PACKAGE, ROOT / "results", ROOT / "data" / "toy"]
-    if path.name.startswith("24"):
-        folders.append(ROOT / "benchmarks")
-    if path.name.startswith("00"):
-        folders += [NOTEBOOKS, ROOT / "tests", ROOT / "docs", ROOT / "tools"]
-    files = sorted(file for folder in folders for file in folder.rglob("*") if file.is_file() and file.suffix != ".pyc")
-    digest = hashlib.sha256()
-    for file in [path, ROOT / "requirements.lock", *files]:
-        digest.update(f"{file.relative_to(ROOT)}:{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
-    return digest.hexdigest()
-
-
-def executed(path):
-    """The executed copy of a page, or None where there is none of the page and the code as they are now."""
-    copy = EXECUTED / path.name
-    if not copy.exists():
-        return None
-    notebook = nbformat.read(copy, as_version=4)
-    return notebook if notebook.metadata.get("sources") == sources(path) else None
 
 
 def role(cell):

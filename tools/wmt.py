@@ -5,30 +5,24 @@
 The copy with its outputs stays in _build/wmt/, also of a run that failed; then the exit status is 1.
 """
 
-import math
+import re
 import sys
 
 import nbformat
-from book import last_words
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 
-from notebooks import ROOT, Watch, execute, pages
+from notebooks import ROOT, execute, pages
 
 
-class Shown(Watch):
-    """A watch that never loses patience, since a training takes days, and that shows the text of each cell that has ended."""
-
-    def __init__(self):
-        super().__init__(still=math.inf, longest=math.inf)
-
-    def follow(self, client):
-        super().follow(client)
-        client.on_cell_executed = lambda cell, cell_index, execute_reply: show(cell)
-
-
-def show(cell):
+def show(cell, **_):
     """Print what a cell printed."""
     print("".join(output.text for output in cell.get("outputs", []) if output.output_type == "stream"), end="", flush=True)
+
+
+def last_words(error):
+    """An error in one line: of a traceback what was raised."""
+    lines = [re.sub(r"\x1b\[[\d;]*m", "", line).strip() for line in str(error).split("\n")]
+    return next(line for line in reversed(lines) if line)
 
 
 def main():
@@ -38,7 +32,7 @@ def main():
         if cell.cell_type == "code":
             cell.outputs = []  # what is stored belongs to another run
     try:
-        execute(notebook, Shown())
+        execute(notebook, timeout=None, after_cell=show)  # a training takes days
     except (CellExecutionError, DeadKernelError) as error:
         wrong = last_words(error)
     kept.parent.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,86 @@
+"""nbval finds what a page no longer gives, and `make book` names the page and the cell. The pages themselves are nbval's tests."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+
+import nbformat
+import pytest
+
+sys.path.insert(0, "tools")
+import book  # noqa: E402
+
+from notebooks import NOTEBOOKS, ROOT, TRAINS  # noqa: E402
+
+RUN = "import sys, json, pathlib, book; print(json.dumps(book.execute([pathlib.Path(path) for path in sys.argv[1:]], [])))"
+
+
+def write_page(path, source, output, tags=()):
+    """A page of two cells, the second of which shows an output."""
+    cells = [nbformat.v4.new_code_cell("import os", execution_count=1),
+             nbformat.v4.new_code_cell(source, execution_count=2, outputs=output, metadata={"tags": list(tags)})]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
+
+
+def text(words):
+    return [nbformat.v4.new_output("stream", name="stdout", text=words)]
+
+
+def test_a_changed_digit_a_removed_output_and_an_exception_are_found_and_named(tmp_path):
+    (tmp_path / "tools").mkdir()
+    shutil.copy("tools/notebooks.py", tmp_path / "tools")
+    folder = tmp_path / "notebooks"
+    folder.mkdir()
+    for name in ("conftest.py", "sanitize.cfg"):
+        shutil.copy(NOTEBOOKS / name, folder)
+    chart = {"application/vnd.vegalite.v5+json": {"data": [1.25]}}
+    shown = "from IPython.display import display\ndisplay({}, raw=True)"
+    pages = {
+        "01_equal": ("print(f'{1 / 3:.4f}')\nprint(os.environ['OMP_NUM_THREADS'])", text("0.3333\n1\n")),
+        "02_digit": ("print(f'{1 / 3:.4f}')", text("0.3323\n")),
+        "03_removed": ("print(f'{1 / 3:.4f}')", []),
+        "04_raises": ("1 / 0", []),
+        "05_chart": (shown.format(chart).replace("1.25", "1.26"), [nbformat.v4.new_output("display_data", chart)]),
+        "06_silent": ("pass", text("0.3333\n")),
+        "07_address": ("print(object())", text("<object object at 0x7f3a5c0ab1c0>\n")),
+        "08_ignored": ("print(os.getpid())", text("1\n"), ["nbval-ignore-output"]),
+    }
+    for name, page in pages.items():
+        write_page(folder / f"{name}.ipynb", *page)
+    command = [sys.executable, "-c", RUN, *sorted(map(str, folder.glob("*.ipynb")))]
+    done = subprocess.run(command, cwd=ROOT / "tools", capture_output=True, text=True, timeout=300)
+    found = {name.removesuffix(".ipynb"): what for name, what in json.loads(done.stdout.strip().split("\n")[-1]).items()}
+    wrong = {name: "differs in cell 1" for name in ("02_digit", "03_removed", "05_chart", "06_silent")}
+    assert found == dict.fromkeys(pages, "equal") | wrong | {"04_raises": "failed in cell 1"}
+    for name, what in found.items():
+        assert re.search(rf"^  {name}\.ipynb .* of 8   {what}$", done.stdout, re.M), done.stdout
+    assert "0.3323" in done.stdout and "ZeroDivisionError" in done.stdout, "what was found is not shown"
+
+
+@pytest.mark.parametrize("outcome", ["equal", "differs in cell 3", "not executed"])
+def test_the_book_translates_renders_and_executes_and_fails_unless_every_page_is_equal(outcome, monkeypatch, capsys):
+    def execute(paths):
+        """All come out equal but for one, which may have had no end: the process that executed it was gone."""
+        taken.append("pages")
+        found = {path.name: "equal" for path in paths} | {"02_multi_head.ipynb": outcome}
+        return {name: what for name, what in found.items() if what != "not executed"}
+
+    taken = []
+    monkeypatch.setattr(book, "execute", execute)
+    monkeypatch.setattr(book.site_build, "build", lambda: taken.append("site") or "_build/site/index.html")
+    monkeypatch.setattr(book, "book_model", lambda: type("Saved", (), {"model": None, "tokenizer": None}))
+    monkeypatch.setattr(book, "translate", lambda model, tokenizer, sentences: taken.append("translate") or sentences)
+    monkeypatch.setattr(book.ledger, "read", lambda paths: None)
+    monkeypatch.setattr(sys, "argv", ["book.py"])
+    with pytest.raises(SystemExit) as ended:
+        book.main()
+    assert ended.value.code == (outcome != "equal") and taken == ["translate", "site", "pages"]
+    named = re.findall(r"^\[book\] (\w+\.ipynb: .*)$", capsys.readouterr().out, re.M)
+    assert named == [f"02_multi_head.ipynb: {outcome}"] * (outcome != "equal")
+
+
+def test_make_test_leaves_out_the_pages_that_train():
+    dry = subprocess.run(["make", "-n", "-o", ".venv/ready", "test"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "--nbval" in dry and tuple(re.findall(r"'\*/(\d\d)_\*\.ipynb'", dry)) == TRAINS
