@@ -70,6 +70,8 @@ def aim(kill, folder):
     def at_update():
         if calls["apply_gradient"] != kill.saves * EACH + kill.extra:
             return False
+        if kill.place == BEFORE:
+            return True
         for _ in range(30_000):  # the checkpoint before it is written, and old ones removed, beside the training
             if newest(folder) == begun + kill.saves * EACH and len([*folder.glob(f"step-*/{OPTIMIZER}")]) <= checkpoints.NEWEST:
                 return True
