@@ -12,6 +12,7 @@ import shutil
 import statistics
 import sys
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from pathlib import Path
 
 import sacrebleu
@@ -323,22 +324,38 @@ def sweep(name, out, work, scale="multi30k", names=None, seeds=3, devices=("cpu"
 
 # %% ../notebooks/21_variations.ipynb #e1381d71
 ALIKE = {"bleu": 0.1, "loss": 0.01, "exact": 0.1}  # printed differences up to this are none
+CHANCE = math.erfc(3 / math.sqrt(2))  # of a normal number beyond 3 deviations: one case of 370
+
+
+@cache
+def t_quantile(freedom, chance=CHANCE):
+    """The size that Student's t, of so many degrees of freedom, exceeds with this chance.
+
+    t is √freedom · tan(angle), and the density of the angle goes with cos(angle) ** (freedom - 1).
+    """
+    angle = torch.linspace(0, math.pi / 2, 1_000_001, dtype=torch.float64)
+    within = torch.cumulative_trapezoid(angle.cos() ** (freedom - 1), dim=0)
+    place = 1 + torch.searchsorted(within, (1 - chance) * within[-1])
+    return math.sqrt(freedom) * math.tan(angle[place])
 
 
 def pooled_deviation(groups):
-    """Standard deviation within groups, pooled; ValueError if none has two numbers."""
+    """(standard deviation within groups, pooled; its degrees of freedom), as `noise_band` takes it.
+
+    ValueError if no group has two numbers.
+    """
     groups = [list(group) for group in groups if len(group) > 1]
     if not groups:
         raise ValueError("no row has two seeds: without repeated runs there is no noise to compare "
                          "with")
     freedom = [len(group) - 1 for group in groups]
     squares = sum(statistics.variance(group) * n for group, n in zip(groups, freedom, strict=True))
-    return math.sqrt(squares / sum(freedom))
+    return math.sqrt(squares / sum(freedom)), sum(freedom)
 
 
-def noise_band(deviation, runs, base_runs):
-    """Three times the standard error of the difference between two means of so many runs."""
-    return 3 * deviation * math.sqrt(1 / runs + 1 / base_runs)
+def noise_band(deviation, freedom, runs, base_runs):
+    """What the difference between two means of so many runs exceeds by `CHANCE` alone."""
+    return t_quantile(freedom) * deviation * math.sqrt(1 / runs + 1 / base_runs)
 
 
 def verdict(measured, band, printed, alike=0.0):
@@ -373,7 +390,7 @@ class Line:
 
 
 def compare(table_rows, results):
-    """Results of a sweep -> a `Line` for each row that has any, {metric: deviation} (C29).
+    """Results of a sweep -> a `Line` for each row that has any, {metric: `pooled_deviation`} (C29).
 
     Exact matches, where they were counted, are judged by the printed difference in BLEU.
 
@@ -398,7 +415,7 @@ def compare(table_rows, results):
                    "bleu": row.bleu - base_row.bleu, "exact": row.bleu - base_row.bleu}
         for m in metrics if row is not base_row else ():
             line.difference[m] = mean[row.name][m] - mean["base"][m]
-            line.band[m] = noise_band(deviation[m], len(group), len(grouped["base"]))
+            line.band[m] = noise_band(*deviation[m], len(group), len(grouped["base"]))
             if m in printed:
                 line.verdict[m] = verdict(line.difference[m], line.band[m], printed[m], ALIKE[m])
         lines.append(line)

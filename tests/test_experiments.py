@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import re
 import runpy
 import shlex
@@ -34,6 +35,7 @@ from annotated.transformer import Transformer, TransformerConfig
 sys.path[:0] = [str(ROOT / "experiments"), str(ROOT / "tools")]
 import curve  # noqa: E402
 import gather  # noqa: E402
+import intervals  # noqa: E402
 import keep  # noqa: E402
 import lengths  # noqa: E402
 import long_inputs  # noqa: E402
@@ -332,6 +334,43 @@ def test_a_run_would_have_stopped_where_training_stops():
         ended += expected < 12
     assert 10 < ended < 50, "some end sooner, some at the end"
     assert stops.stop([3.0, 2.0, 1.0], 2) == 3
+
+
+def test_sentences_drawn_anew_are_scored_as_sacrebleu_scores_them(tmp_path, monkeypatch):
+    """Interval, mean and difference of two small rows: each draw written out as texts, and scored by sacreBLEU."""
+    draw, words = random.Random(0), "a red dog reads the old book in a green park".split()
+    references = [" ".join(draw.choices(words, k=draw.randrange(6, 14))) for _ in range(12)]
+    texts = {}
+    for row, seed, rate in (("taught", 0, 0.1), ("taught", 1, 0.1), ("to-the-end", 0, 0.2), ("to-the-end", 1, 0.3), ("alone", 0, 0.2)):
+        lines = [" ".join(w if draw.random() > rate else draw.choice(words) for w in line.split()) for line in references]
+        texts.setdefault(row, []).append(lines)
+        (tmp_path / row / f"seed{seed}").mkdir(parents=True)
+        (tmp_path / row / f"seed{seed}" / "test.txt").write_text("\n".join(lines))
+        facts = {"entries": {"multi30k": {"score": sacrebleu.corpus_bleu(lines, [references], tokenize="none", smooth_method="none",
+                                                                         force=True).score}}}
+        (tmp_path / row / f"seed{seed}" / "test.json").write_text(json.dumps(facts))
+    monkeypatch.setattr(intervals, "FOLDER", tmp_path)
+    monkeypatch.setattr(intervals, "DRAWS", 200)
+    monkeypatch.setattr(intervals, "load_corpus", lambda name: SimpleNamespace(test=[("", line) for line in references]))
+    intervals.main()
+    found = json.loads((tmp_path / "intervals.json").read_text())
+    times = np.random.default_rng(intervals.SEED).multinomial(12, np.full(12, 1 / 12), size=200)
+    assert len({tuple(row) for row in times.tolist()}) > 150 and (times.sum(axis=1) == 12).all()
+
+    def mean(row, places):
+        picked = [references[i] for i in places]
+        return np.mean([sacrebleu.corpus_bleu([lines[i] for i in places], [picked], tokenize="none", smooth_method="none", force=True).score
+                        for lines in texts[row]])
+
+    drawn = {row: [mean(row, np.repeat(np.arange(12), counts)) for counts in times] for row in texts}
+    for row in texts:
+        expected = [mean(row, range(12)), *np.quantile(drawn[row], (0.025, 0.975))]
+        assert [found["rows"][row][key] for key in ("mean", "low", "high")] == pytest.approx(expected)
+    assert list(found["differences"]) == ["taught minus to-the-end"]
+    by = found["differences"]["taught minus to-the-end"]
+    apart = np.subtract(drawn["taught"], drawn["to-the-end"])
+    assert [by["low"], by["high"]] == pytest.approx(np.quantile(apart, (0.025, 0.975)))
+    assert by["mean"] == pytest.approx(mean("taught", range(12)) - mean("to-the-end", range(12)))
 
 
 def test_both_losses_of_a_checkpoint_are_those_of_pytorch(tmp_path):

@@ -39,6 +39,7 @@ from annotated.variations import (
     rows,
     side_lengths,
     sweep,
+    t_quantile,
     task_facts,
     token_accuracy,
     verdict,
@@ -216,9 +217,20 @@ def test_c29_printed_differences_that_binary_fractions_make_larger_are_alike():
     assert 25.8 - 25.7 > 0.1 and verdict(0.0, 0.5, 25.7 - 25.8, 0.1) == "alike"  # row E is printed 0.1 below base
 
 
+# Student's t for 99.73 %, from table G.2 of the Guide to the expression of uncertainty in measurement (JCGM 100:2008)
+GUIDE = {1: 235.80, 2: 19.21, 3: 9.22, 4: 6.62, 5: 5.51, 6: 4.90, 7: 4.53, 8: 4.28, 9: 4.09, 10: 3.96, 20: 3.42, 40: 3.20, 100: 3.077}
+
+
+def test_c29_the_band_is_as_wide_as_the_printed_tables_of_student_say():
+    for freedom, t in GUIDE.items():
+        assert t_quantile(freedom, 1 - 0.9973) == pytest.approx(t, rel=2e-3)
+        assert t_quantile(freedom) == pytest.approx(t, rel=2e-3)  # of 370: three deviations of a normal number
+    assert [round(t_quantile(freedom, 0.05), 2) for freedom in (2, 5, 10, 30)] == [4.30, 2.57, 2.23, 2.04]
+
+
 def test_c29_pooled_deviation_and_band_by_hand():
-    assert pooled_deviation([[1, 3], [5], [10, 10, 13]]) == pytest.approx(math.sqrt((2 + 6) / 3))
-    assert noise_band(0.3, 1, 3) == pytest.approx(0.9 * math.sqrt(4 / 3))  # three standard errors
+    assert pooled_deviation([[1, 3], [5], [10, 10, 13]]) == (pytest.approx(math.sqrt((2 + 6) / 3)), 3)
+    assert noise_band(0.3, 9, 1, 3) == pytest.approx(GUIDE[9] * 0.3 * math.sqrt(4 / 3), rel=2e-3)
     with pytest.raises(ValueError, match="no row has two seeds"):
         pooled_deviation([[1], [2]])
 
@@ -227,22 +239,23 @@ def test_c29_table_from_hand_made_results():
     def result(name, seed, loss, bleu):
         return {"row": name, "seed": seed, "loss": loss, "bleu": bleu, "accuracy": 0.5, "parameters": 7}
 
-    results = [result("base", 0, 1.0, 20.0), result("base", 1, 1.1, 21.0), result("A-h1", 0, 1.5, 17.0), result("C-N8", 0, 1.05, 19.5),
-               result("E-learned", 0, 1.5, 24.5)]
+    results = [result("base", 0, 1.0, 20.0), result("base", 1, 1.001, 20.01), result("A-h1", 0, 1.5, 17.0), result("C-N8", 0, 1.05, 19.5),
+               result("E-learned", 0, 1.5, 24.5)]  # one degree of freedom: 236 standard errors
     lines, deviation = compare(rows(), results)
-    assert deviation["bleu"] == pytest.approx(math.sqrt(0.5)) and deviation["loss"] == pytest.approx(math.sqrt(0.005))
+    assert deviation["bleu"] == (pytest.approx(0.01 * math.sqrt(0.5)), 1)
+    assert deviation["loss"] == (pytest.approx(0.001 * math.sqrt(0.5)), 1)
     found = {line.row.name: line for line in lines}
     assert list(found) == ["base", "A-h1", "C-N8", "E-learned"] and found["base"].runs == 2 and not found["base"].verdict
-    assert found["A-h1"].difference["bleu"] == pytest.approx(-3.5)
-    assert found["A-h1"].band["bleu"] == pytest.approx(3 * math.sqrt(0.5) * math.sqrt(1.5))
+    assert found["A-h1"].difference["bleu"] == pytest.approx(-3.005)
+    assert found["A-h1"].band["bleu"] == pytest.approx(GUIDE[1] * 0.01 * math.sqrt(0.5) * math.sqrt(1.5), rel=2e-3)
     assert found["A-h1"].verdict == {"loss": "holds", "bleu": "holds"}
     assert found["C-N8"].verdict == {"loss": "alike", "bleu": "within noise"}  # printed: log(4.88 / 4.92) is within 0.01
     assert found["E-learned"].verdict == {"loss": "does not", "bleu": "does not"}
     with pytest.raises(ValueError, match="no result for the row base"):
         compare(rows(), results[2:])
-    counted = [result | {"exact": exact} for result, exact in zip(results, (80.0, 82.0, 70.0, 81.0, 90.0), strict=True)]
+    counted = [result | {"exact": exact} for result, exact in zip(results, (80.0, 80.02, 70.0, 79.0, 90.0), strict=True)]
     lines, deviation = compare(rows(), counted)  # judged by the printed BLEU: A-h1 0.9 lower, C-N8 0.3 lower, E-learned 0.1 lower
-    assert deviation["exact"] == pytest.approx(math.sqrt(2))
+    assert deviation["exact"] == (pytest.approx(0.01 * math.sqrt(2)), 1)
     assert [line.verdict["exact"] for line in lines[1:]] == ["holds", "within noise", "does not"]
     assert "exact" not in compare(rows(), [*counted[:-1], results[-1]])[1], "of all rows or of none"
 

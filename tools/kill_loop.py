@@ -2,9 +2,10 @@
 
     python tools/kill_loop.py --kills 20 --processes 2
 
-The kills fall in turn at a random moment, during the write of a checkpoint, and again before the run has saved anything
-since the kill before. Weights, optimiser, random numbers and log must be equal to the last bit. Of two processes one is
-killed; the other has to end by itself within a minute. Prints what happened as JSON; the exit status is 1 if anything differs.
+Each kill has a place, in turn one of PLACES, and a plan drawn from a seed: at which update, checkpoint and file. The process
+kills itself there, so nothing depends on how fast a machine is; what lies in the run folder afterwards must show that place.
+Weights, optimiser, random numbers and log must be equal to the last bit. Of two processes one is killed; the other has to end
+by itself within a minute. Prints what happened as JSON; the exit status is 1 if anything differs.
 """
 
 import argparse
@@ -19,18 +20,81 @@ import sys
 import tempfile
 import time
 import traceback
+from collections import Counter, namedtuple
 from pathlib import Path
 
 import torch
 
-from annotated.checkpoints import MANIFEST
+from annotated import checkpoints, training
+from annotated.checkpoints import MANIFEST, OPTIMIZER
 from annotated.files import provenance
 from annotated.runs import process_group, run_checkpoints
 from annotated.training import TrainingConfig, train
 from annotated.transformer import Transformer, TransformerConfig
 
-STEPS = 150
+STEPS, EACH, KEPT = 150, 3, 3  # updates of a run; between two checkpoints; checkpoints that stay
+A_RUN = 20  # kills of one run, which has updates for no more
+FILES = 5  # of a checkpoint: configuration, weights, optimiser, progress, and last the manifest
 SIZES = {"N": 1, "d_model": 32, "d_ff": 64, "h": 2, "dropout": 0.1}
+BEFORE, BETWEEN, WRITING, NAMED = PLACES = (
+    "before anything was saved since the kill before", "between two checkpoints", "while a checkpoint was written",
+    "right after a checkpoint took its name")
+Kill = namedtuple("Kill", "place rank saves extra")  # at which checkpoint since the start, and at which update after it, or file of it
+
+
+def plan(kills, processes, seed):
+    """As many kills, their places in turn. By the time of the first at NAMED there are old checkpoints to remove."""
+    draw = random.Random(seed)
+    places = [PLACES[number % len(PLACES)] for number in range(kills)]
+    return [Kill(place, draw.randrange(processes) if place in (BEFORE, BETWEEN) else 0,  # rank 0 writes
+                 0 if place == BEFORE else draw.randrange(2, 4), draw.randrange(1, 1 + (FILES if place == WRITING else EACH)))
+            for place in places]
+
+
+def aim(kill, folder):
+    """Make this process kill itself at the place of a kill, without a word to anybody."""
+    calls, begun = Counter(), newest(folder)
+
+    def die_at(module, name, reached):
+        """Instead of the call of a module's function for which `reached` is true."""
+        original = getattr(module, name)
+
+        def called(*given, **named):
+            calls[name] += 1
+            if reached():
+                os.kill(os.getpid(), signal.SIGKILL)
+            return original(*given, **named)
+
+        setattr(module, name, called)
+
+    def at_update():
+        if calls["apply_gradient"] != kill.saves * EACH + kill.extra:
+            return False
+        if kill.place == BEFORE:
+            return True
+        for _ in range(30_000):  # the checkpoint before it is written, and old ones removed, beside the training
+            if newest(folder) == begun + kill.saves * EACH and len([*folder.glob(f"step-*/{OPTIMIZER}")]) <= checkpoints.NEWEST:
+                return True
+            time.sleep(0.002)
+        raise TimeoutError(f"update {begun + kill.saves * EACH} is not saved")
+
+    def at_file():
+        calls["files"] += 1
+        return calls["write_checkpoint"] == kill.saves and calls["files"] == kill.extra
+
+    if kill.place in (BEFORE, BETWEEN):
+        return die_at(training, "apply_gradient", at_update)
+    die_at(checkpoints, "write_checkpoint", lambda: calls.update(files=-calls["files"]))  # count anew, do not die
+    if kill.place == WRITING:
+        die_at(checkpoints, "save_file", at_file)
+        die_at(checkpoints, "write_json", at_file)
+    else:
+        die_at(checkpoints, "forget_checkpoints", lambda: calls["write_checkpoint"] == kill.saves)
+
+
+def newest(folder):
+    """The update of the newest checkpoint in a run folder; 0 if there is none."""
+    return max((int(path.name[5:]) for path in run_checkpoints(folder)), default=0)
 
 
 def work(folder, rank, processes, port):
@@ -42,13 +106,13 @@ def work(folder, rank, processes, port):
     with process_group("cpu", timeout=10):
         torch.manual_seed(rank)  # other first weights, which do not matter: those of rank 0 count
         model = Transformer(TransformerConfig(16, **SIZES))
-        config = TrainingConfig(steps=STEPS, max_tokens=64, warmup=20, factor=0.3, validate_every=20, save_every=3,
-                                keep_last=3, accumulate=2)
+        config = TrainingConfig(steps=STEPS, max_tokens=64, warmup=20, factor=0.3, validate_every=20, save_every=EACH,
+                                keep_last=KEPT, accumulate=2)
         train(model, pairs, pairs[:9], config, show_progress=False, run_folder=folder)
 
 
-def start(folder, processes):
-    """Start all processes of a run; returns their ids."""
+def start(folder, processes, kill=None):
+    """Start all processes of a run, one of which will kill itself as planned; returns their ids."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -58,6 +122,8 @@ def start(folder, processes):
         if ids[-1] == 0:
             status = 1
             try:
+                if kill and kill.rank == rank:
+                    aim(kill, folder)
                 work(folder, rank, processes, port)
                 status = 0
             except BaseException:
@@ -68,46 +134,22 @@ def start(folder, processes):
     return ids
 
 
-def running(process):
-    """True until a process has ended."""
-    return os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
-
-
 def parts(folder):
     """The checkpoints in a run folder that are being written, or were when their process was killed."""
     return {path.name for path in folder.glob(".step-*.part-*") if not path.name.endswith("-old")}
 
 
-def kill_at(process, seconds):
-    """Kill a process after some seconds; False if it had ended by then."""
-    time.sleep(seconds)
-    alive = running(process)
-    if alive:
-        os.kill(process, signal.SIGKILL)
-    return alive
-
-
-def kill_while_writing(process, folder, draw):
-    """Kill a process between the first and the last file of a checkpoint; False if it ended without an opportunity."""
-    seen, saves, wanted = parts(folder), 0, draw.randrange(1, 6)  # not always the first one
-    while running(process):
-        new = parts(folder) - seen
-        if not new:
-            continue
-        seen, saves = seen | new, saves + 1
-        if saves >= wanted:
-            time.sleep(draw.uniform(0, 0.004))
-            os.kill(process, signal.SIGSTOP)  # is it still at it?
-            os.waitid(os.P_PID, process, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
-            if new & parts(folder):
-                os.kill(process, signal.SIGKILL)
-                return True
-            os.kill(process, signal.SIGCONT)
-    return False
+def seen(folder, saved, begun):
+    """At which place a run was killed, by what lies in its folder; saved, begun: the newest checkpoint and `parts` at its start."""
+    if parts(folder) - begun:
+        return WRITING
+    if newest(folder) == saved:
+        return BEFORE
+    return NAMED if len(run_checkpoints(folder)) > KEPT else BETWEEN  # nothing was removed yet
 
 
 def finish(ids, limit=60):
-    """Wait for processes; True if all ended well. An error if one still runs `limit` seconds after the first ended."""
+    """Wait for processes; their statuses in order. An error if one still runs `limit` seconds after the first ended."""
     statuses, deadline = {}, math.inf
     while len(statuses) < len(ids):
         for process in ids:
@@ -122,7 +164,7 @@ def finish(ids, limit=60):
                     os.kill(process, signal.SIGKILL)
             raise SystemExit(f"a process still runs {limit} s after the others ended")
         time.sleep(0.002)
-    return not any(statuses.values())
+    return [statuses[process] for process in ids]
 
 
 def end(folder):
@@ -132,27 +174,25 @@ def end(folder):
     return json.loads((last / MANIFEST).read_text())["files"]
 
 
-def disturb(ids, folder, kind, duration, draw):
-    """Kill one of the processes of a run in the way of that kind; True if it was not over before."""
-    if kind == "writing":
-        return kill_while_writing(ids[0], folder, draw)  # rank 0 writes
-    return kill_at(draw.choice(ids), draw.uniform(0, (0.05 if kind == "again" else 0.5) * duration))
+def run_to_the_end(folder, processes, kills=()):
+    """Train in a folder, killed on the way as planned; returns what each kill left behind, for JSON."""
+    done = []
+    for kill in kills:
+        saved, begun = newest(folder), parts(folder)
+        if finish(start(folder, processes, kill))[kill.rank] != signal.SIGKILL:
+            raise SystemExit(f"{kill} was not reached: {errors(folder)}")
+        if (place := seen(folder, saved, begun)) != kill.place:
+            raise SystemExit(f"{kill} shows in the folder as a kill {place}")
+        done.append({"place": place, "process": kill.rank, "newest update saved": newest(folder)})
+    if any(finish(start(folder, processes))):
+        raise SystemExit(f"the run did not go on: {errors(folder)}")
+    return done
 
 
-def run_to_the_end(folder, options, kinds, counts, duration, draw):
-    """Train in a folder, killed on the way as often as is still wanted, and count what happened."""
-    newest, done = [None], False
-    while not done:
-        before = parts(folder)
-        ids = start(folder, options.processes)
-        if counts["kills"] < options.kills and disturb(ids, folder, kinds[counts["kills"] % len(kinds)], duration, draw):
-            counts["kills"] += 1
-            done = finish(ids)
-            newest.append([path.name for path in run_checkpoints(folder)][-1:])
-            counts["of them while a checkpoint was written"] += bool(parts(folder) - before)
-            counts["of them before anything was saved since the kill before"] += newest[-1] == newest[-2]
-        else:
-            done = finish(ids)
+def errors(folder):
+    """What the processes of a run have said before they ended."""
+    told = Path(f"{folder}.errors")
+    return told.read_text() if told.exists() else "no error was told"
 
 
 def main():
@@ -162,26 +202,23 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    draw, runs, equal = random.Random(options.seed), 0, True
-    kinds = ("writing", "again", "moment")
-    counts = {"kills": 0, "of them while a checkpoint was written": 0,
-              "of them before anything was saved since the kill before": 0}
+    kills, done, equal = plan(options.kills, options.processes, options.seed), [], []
     with tempfile.TemporaryDirectory() as place:
-        begin = time.time()
-        if not finish(start(Path(place, "undisturbed"), options.processes)):
-            raise SystemExit(Path(place, "undisturbed.errors").read_text())
-        duration, expected = time.time() - begin, end(Path(place, "undisturbed"))
-        while counts["kills"] < options.kills:
-            folder, runs = Path(place, f"run{runs}"), runs + 1
-            run_to_the_end(folder, options, kinds, counts, duration, draw)
-            equal = equal and end(folder) == expected
-        report = {"processes": options.processes, **counts, "runs": runs, "steps": STEPS, "equal to the last bit": equal,
-                  "seed": options.seed,
+        undisturbed = Path(place, "undisturbed")
+        run_to_the_end(undisturbed, options.processes)
+        for first in range(0, len(kills), A_RUN):
+            folder = Path(place, f"run{first}")
+            done += run_to_the_end(folder, options.processes, kills[first:first + A_RUN])
+            equal.append(end(folder) == end(undisturbed))
+        counts = Counter(kill["place"] for kill in done)
+        report = {"processes": options.processes, "kills": len(done), **{f"of them {place}": counts[place] for place in PLACES},
+                  "runs": len(equal), "steps": STEPS, "equal to the last bit": all(equal),
+                  "seed": options.seed, "each": done,
                   "command": f"python tools/kill_loop.py --kills {options.kills} --processes {options.processes}",
                   "machine": f"{platform.machine()}, Python {platform.python_version()}, PyTorch {torch.__version__}",
                   **provenance("tools/kill_loop.py", "annotated/training.py")}
     print(json.dumps(report))
-    sys.exit(not equal)
+    sys.exit(not all(equal))
 
 
 if __name__ == "__main__":

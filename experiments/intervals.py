@@ -1,0 +1,66 @@
+"""How sure are the rows of Multi30k, and the differences between them? For page 19, from the stored translations of `test`, in seconds.
+
+    python experiments/intervals.py
+
+The deviation between seeds says nothing of the test set: 1,000 other sentences would move all seeds together. So the mean of a row's
+BLEU over its seeds is bootstrapped (Koehn, 2004): the sentences are drawn anew, with replacement, the same for all rows and seeds, and
+the 2.5 % and the 97.5 % quantile of the means are the interval. The row that is taught less another is taken on the same draws: the
+paired bootstrap. Writes results/multi30k_record/intervals.json.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import sacrebleu
+
+from annotated.corpora import load_corpus
+from annotated.evaluation import multi30k_form
+from annotated.files import provenance, read_result, write_json
+
+FOLDER = Path("results/multi30k_record")
+DRAWS, SEED, PUBLISHED = 10_000, 1, 41.02
+
+
+def counts(lines, references):
+    """For each sentence: tokens of hypothesis and reference, right n-grams of four lengths, all of them."""
+    metric = sacrebleu.BLEU(tokenize="none", smooth_method="none", force=True, effective_order=True)
+    scores = [metric.sentence_score(line, [reference]) for line, reference in zip(lines, references, strict=True)]
+    return np.array([[score.sys_len, score.ref_len, *score.counts, *score.totals] for score in scores], dtype=float)
+
+
+def bleu(sums):
+    """BLEU without smoothing, of the sums of such counts over the sentences of a test set."""
+    ours, theirs, right, total = sums[..., 0], sums[..., 1], sums[..., 2:6], sums[..., 6:]
+    return 100 * np.exp(np.minimum(0, 1 - theirs / ours) + np.log(right / total).mean(axis=-1))
+
+
+def interval(values):
+    """The 2.5 % and the 97.5 % quantile."""
+    return dict(zip(("low", "high"), np.quantile(values, (0.025, 0.975)).tolist(), strict=True))
+
+
+def main():
+    references = multi30k_form([target for _, target in load_corpus("multi30k").test])
+    draw = np.random.default_rng(SEED)
+    times = draw.multinomial(len(references), np.full(len(references), 1 / len(references)), size=DRAWS)  # how often each sentence is drawn
+    rows, drawn = {}, {}
+    for folder in sorted({path.parent.parent for path in FOLDER.glob("*/seed*/test.json")}):
+        scores, means = [], 0
+        for path in sorted(folder.glob("seed*/test.json")):
+            of_each = counts(multi30k_form(path.with_suffix(".txt").read_text(encoding="utf-8").splitlines()), references)
+            scores.append(bleu(of_each.sum(axis=0)).item())
+            assert abs(scores[-1] - read_result(path)["entries"]["multi30k"]["score"]) < 1e-6, path
+            means = means + bleu(times @ of_each)
+        drawn[folder.name] = means / len(scores)
+        rows[folder.name] = {"scores": scores, "mean": float(np.mean(scores)), **interval(drawn[folder.name])}
+    differences = {f"taught minus {other}": {"mean": rows["taught"]["mean"] - row["mean"], **interval(drawn["taught"] - drawn[other])}
+                   for other, row in rows.items() if other != "taught" and len(row["scores"]) > 1}
+    write_json(FOLDER / "intervals.json", {
+        "data": f"multi30k test, {len(references):,} sentences", "metric": "BLEU as Multi30k is scored, 95 % intervals",
+        "command": "python experiments/intervals.py", "draws": DRAWS, "seed": SEED, "published": PUBLISHED, "rows": rows,
+        "differences": differences, "share of draws with taught above published": float((drawn["taught"] > PUBLISHED).mean()),
+        **provenance("experiments/intervals.py", "annotated/evaluation.py", "annotated/corpora.py")})
+
+
+if __name__ == "__main__":
+    main()
