@@ -31,7 +31,7 @@ from annotated.terminal import main
 from annotated.tokens import BEGIN, END, UNKNOWN, SubwordTokenizer, WordTokenizer
 from annotated.toy_language import generate_corpus
 from annotated.training import TrainingConfig, train
-from annotated.transformer import Transformer, TransformerConfig
+from annotated.transformer import TransformerConfig
 
 WORDS = WordTokenizer.fit(TEXTS)
 
@@ -173,10 +173,11 @@ def test_command_line_trains_on_a_prepared_corpus(tmp_path, capsys):
     saved = load_checkpoint(tmp_path / "model")
     assert saved.tokenizer.as_dict() == prepared.tokenizer.as_dict() and saved.info["corpus"] == prepared.name
     torch.manual_seed(0)
-    model = Transformer(saved.model.config)
+    model = fast.transformer_to_train(saved.model.config)
     again = load_prepared(tmp_path / "prepared")
     config = TrainingConfig(**saved.info["training"])
-    assert train(model, list(again.train), list(again.valid), config, show_progress=False) == saved.info["log"]
+    # the loss in chunks, as the command has it: the plain one adds in another order, and on some processors the last digit tells
+    assert train(model, list(again.train), list(again.valid), config, show_progress=False, loss=fast.ChunkedLoss) == saved.info["log"]
     assert torch.equal(state(model), state(saved.model))
     capsys.readouterr()
     new = [tmp_path / "prepared", "--out", tmp_path / "new", *rest]
