@@ -7,6 +7,7 @@ from pathlib import Path
 import nbformat
 import pytest
 import torch
+from hypothesis import settings
 
 from annotated.transformer import Transformer, TransformerConfig
 
@@ -23,6 +24,11 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+def examples(count, **options):
+    """So many examples of a property, in the profile "long" ten times as many: by the default's share of Hypothesis' hundred."""
+    return settings(max_examples=count * settings.default.max_examples // 100, **options)
 
 
 def random_model(vocab_size=12, seed=0, **sizes):

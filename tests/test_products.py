@@ -4,7 +4,8 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import given, settings
+from helpers import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
@@ -59,7 +60,7 @@ def test_weights_of_8_bits_are_rounded_row_by_row(engine):
     assert off.max() < 0.03, "a small row is rounded as finely as a large one"
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(st.integers(1, 40), st.integers(1, 70), st.integers(1, 90), st.booleans(), st.sampled_from(list(BOUNDS)), st.integers(0, 99))
 def test_every_way_is_the_product(rows, wide, out, biased, precision, seed):
     draw = torch.Generator().manual_seed(seed)
@@ -143,7 +144,7 @@ def test_ways_take_turns_and_the_least_counts(monkeypatch):
 # ---- products with gradients
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(st.lists(st.integers(0, 9), max_size=3), st.integers(1, 70), st.integers(1, 90), st.booleans(), st.integers(0, 99))
 def test_a_trained_product_has_the_gradients_of_the_plain_one(batch, wide, out, biased, seed):
     if not PackedProduct.works(torch.zeros(1)):
@@ -212,7 +213,7 @@ def test_the_ways_to_train_are_measured_in_turns():
 # The loss
 
 @compiler
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(st.integers(1, 40), st.integers(1, 300), st.floats(0, 0.9), st.floats(0.01, 30), st.integers(0, 10**6))
 def test_losses_in_c_are_those_of_pytorch(tokens, types, smoothing, spread, seed):
     generator = torch.Generator().manual_seed(seed)
@@ -298,7 +299,7 @@ def an_end(rows, d, dtype, seed):
 
 
 @compiler
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(st.integers(1, 70), st.integers(8, 130), st.sampled_from([0.0, 0.1, 0.7]), st.integers(0, 10**6))
 def test_the_end_of_a_sub_layer_is_that_of_pytorch_with_all_gradients(rows, d, rate, seed):
     for dtype, bound in ((torch.float32, 1e-5), (torch.bfloat16, 2**-8)):
