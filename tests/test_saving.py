@@ -200,7 +200,7 @@ def test_two_hundred_generated_tokens_stay_data(strings):
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:Glyph", "ignore:constrained_layout")
-@examples(500)
+@examples(50)  # 500 in the profile of `make test-long`
 @given(strings=st.lists(token, min_size=20, max_size=20, unique=True))
 def test_long_ten_thousand_generated_tokens_stay_data(strings):
     check_strings(strings)
