@@ -43,7 +43,7 @@ def product_error(x, weight, bias=None, precision="fp32", roundings=3):
     """The most by which x W + b in a precision can be off, entry by entry, in the worst case.
 
     In all of them a rounding of fp32 for each term, some around them; in bf16 one of x, of the weight and of what comes out (2 where that
-    stays in fp32); in int8 half a step of a row's weights, and a whole one of x, half of it for the zero point. Tensors of bf16 are rounded once more at the end.
+    stays in fp32); in int8 half a step of a row's weights, and a whole one of x, half of it for the zero point. An x of bf16 gives bf16.
     """
     half = roundings if precision == "bf16" else int(x.dtype == torch.bfloat16)
     x, weight = x.detach().double(), weight.detach().double()

@@ -22,6 +22,12 @@ def test_a_product_in_c_is_that_of_pytorch(bits, precision, rows, width, out):
 
 
 @compiler
+def test_16_bits_are_rounded_to_the_nearest_as_pytorch_does():
+    x = torch.cat([torch.linspace(-3, 3, 96), 1 + torch.arange(32) / 256]).view(4, 32)  # ties among them
+    assert torch.equal(native.NativeProduct(torch.eye(32), bits=16)(x), x.bfloat16().float())
+
+
+@compiler
 def test_extreme_inputs_stay_within_8_bits():
     weight = torch.eye(32)
     for x in (torch.zeros(2, 32), torch.full((1, 32), 3.0), torch.full((1, 32), -3.0), torch.linspace(-1e4, 1e4, 32)[None]):
