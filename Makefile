@@ -49,8 +49,9 @@ _build/axe/node_modules/axe-core/axe.min.js:  # without npm there is none, and t
 	@mkdir -p _build/axe
 	@npm install --silent --no-audit --no-fund --no-save --prefix _build/axe axe-core@4.14.1 || echo "axe-core could not be installed with npm"
 
-test-long: setup  ## the tests that take longer: planted faults, a sample of mutants, runs that are killed 20 times, memory
-	$(PYTHON) -m pytest -q -m long tests
+test-long: setup  ## the tests that take longer: properties on new examples, planted faults, a sample of mutants, runs that are killed 20 times, memory
+	@echo "What a property test finds is printed under \"Falsifying example\": write it above the test as @example(...), and it comes back at each run."
+	$(PYTHON) -m pytest -q -m "long or hypothesis" --hypothesis-profile=long tests
 	$(PYTHON) tools/mutate.py
 	$(PYTHON) tools/mutation_score.py
 	@mkdir -p _build

@@ -7,6 +7,12 @@ from pathlib import Path
 
 import jaxtyping
 import pytest
+from hypothesis import settings
+
+# In the gate a property meets the same examples each time; `pytest --hypothesis-profile=long` draws new ones, ten times as many.
+settings.register_profile("gate", derandomize=True, deadline=None, database=None)
+settings.register_profile("long", max_examples=1000, derandomize=False, deadline=None, database=None, print_blob=True)
+settings.load_profile("gate")
 
 PACKAGE = Path(__file__).resolve().parent.parent / "annotated"
 with_shapes = [f"annotated.{path.stem}" for path in PACKAGE.glob("*.py") if "jaxtyping" in path.read_text(encoding="utf-8")]

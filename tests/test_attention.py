@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from helpers import inputs, random_mask
-from hypothesis import given, settings
+from helpers import examples, inputs, random_mask
+from hypothesis import given
 from hypothesis import strategies as st
 from jaxtyping import TypeCheckError
 from torch.nn import functional as F
@@ -253,7 +253,7 @@ def test_scaling_before_the_product_keeps_half_precision_finite():
 sizes = st.integers(1, 6)
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(queries=sizes, keys=sizes, d_k=sizes, d_v=sizes, seed=st.integers(0, 10**6), masked=st.booleans())
 def test_rows_sum_to_1_and_outputs_stay_between_the_values(queries, keys, d_k, d_v, seed, masked):
     query, key, value = inputs((queries, d_k), (keys, d_k), (keys, d_v), seed=seed, scale=4.0)
@@ -265,7 +265,7 @@ def test_rows_sum_to_1_and_outputs_stay_between_the_values(queries, keys, d_k, d
     assert (output[some] <= value.max(0).values + 1e-9).all() and (output[some] >= value.min(0).values - 1e-9).all()
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(queries=sizes, keys=sizes, seed=st.integers(0, 10**6))
 def test_order_of_keys_and_values_does_not_matter_but_order_of_queries_does(queries, keys, seed):
     query, key, value = inputs((queries, 4), (keys, 4), (keys, 3), seed=seed)
@@ -278,7 +278,7 @@ def test_order_of_keys_and_values_does_not_matter_but_order_of_queries_does(quer
     torch.testing.assert_close(moved_weights, weights[q][:, p], **EXACT)
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(keys=st.integers(2, 7), seed=st.integers(0, 10**6), data=st.data())
 def test_masking_a_key_is_the_same_as_removing_it(keys, seed, data):
     query, key, value = inputs((3, 4), (keys, 4), (keys, 3), seed=seed)

@@ -12,8 +12,8 @@ from itertools import chain, count, islice
 import numpy as np
 import pytest
 import torch
-from helpers import run_python
-from hypothesis import example, given, settings
+from helpers import examples, run_python
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from annotated import batches as module
@@ -47,7 +47,7 @@ pairs_of_ids = st.lists(st.tuples(ids, ids), min_size=1, max_size=8)
 length_pairs = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), min_size=1, max_size=80)
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(pairs_of_ids)
 def test_collate_against_brute_force(pairs):
     batch = Batch.collate(pairs)
@@ -64,7 +64,7 @@ def test_collate_against_brute_force(pairs):
     assert torch.equal(batch.target_in[:, 1:][real[:, 1:]], batch.target_out[:, :-1][real[:, 1:]])
 
 
-@settings(deadline=None, max_examples=30)
+@examples(30)
 @given(pairs_of_ids)
 def test_end_is_never_dropped(pairs):
     batch = Batch.collate(pairs)
@@ -93,7 +93,7 @@ def test_pad_fills_up_on_the_right():
     assert pad([[]]).shape == (1, 0) and pad([[]]).dtype == torch.int64
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(length_pairs, st.integers(60, 600), st.sampled_from(["bucketed", "sorted", "random"]), st.integers(0, 99))
 def test_every_pair_once_and_the_budget_kept(lengths, max_tokens, order, seed):
     batches = token_batches(lengths, max_tokens, order, seed)
@@ -104,7 +104,7 @@ def test_every_pair_once_and_the_budget_kept(lengths, max_tokens, order, seed):
     assert [batch.tolist() for batch in batches] == [batch.tolist() for batch in again]
 
 
-@settings(deadline=None, max_examples=50)
+@examples(50)
 @given(length_pairs, st.integers(60, 600))
 def test_sorted_batches_rise_in_length_and_are_the_bucketed_ones(lengths, max_tokens):
     batches = token_batches(lengths, max_tokens, "sorted", seed=3)
@@ -151,7 +151,7 @@ def test_bad_input(arguments, match):
         token_batches(*arguments)
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(pairs_of_ids, st.integers(10, 40))
 def test_c22_padding_share_is_what_tensors_hold(pairs, max_tokens):
     lengths = [(len(source) + 1, len(target) + 1) for source, target in pairs]
@@ -334,7 +334,7 @@ large_ids = st.lists(st.integers(3, 70_000), max_size=7)
 several_pairs = st.lists(st.tuples(large_ids, large_ids), min_size=1, max_size=9)
 
 
-@settings(deadline=None, max_examples=150)
+@examples(150)
 @given(several_pairs, st.data())
 def test_gather_is_a_share_of_what_collate_makes(pairs, data):
     indices = data.draw(st.lists(st.integers(0, len(pairs) - 1), min_size=1, max_size=12))
@@ -345,7 +345,7 @@ def test_gather_is_a_share_of_what_collate_makes(pairs, data):
     assert real_tokens(arrays, np.array(indices)) == whole.tokens
 
 
-@settings(deadline=None, max_examples=80)
+@examples(80)
 @given(several_pairs, st.integers(1, 9), st.integers(1, 9))
 def test_widths_are_rounded_up_and_the_rest_is_padding(pairs, multiple, parts):
     whole, indices = Batch.collate(pairs), np.arange(len(pairs))
@@ -385,7 +385,7 @@ def test_ids_above_two_bytes_stay_whole(tmp_path):
     assert pairs.ids.dtype == "<i4" and gather(pairs, np.array([0])).source.tolist() == [[3 + 0x1F642, END]]
 
 
-@settings(deadline=None, max_examples=80)
+@examples(80)
 @given(st.lists(st.tuples(*[st.lists(st.integers(-1, 9), max_size=4)] * 2), min_size=1, max_size=6))
 def test_special_ids_are_refused_once_with_the_words_of_collate(pairs):
     try:
@@ -495,7 +495,7 @@ def test_small_corpora_get_the_batches_of_token_batches(folder):
 
 
 @example([(2, 2)] * 10, 60, 4, 4, 0, 0)  # three blocks, the last of them short
-@settings(deadline=None, max_examples=30)
+@examples(30)
 @given(length_pairs, st.integers(60, 600), st.integers(1, 30), st.integers(1, 9), st.integers(0, 99), st.integers(0, 9))
 def test_an_epoch_of_pools_holds_every_pair_once_within_the_budget(lengths, max_tokens, pool, block, seed, epoch):
     pairs = [([7] * (n - 1), [7] * (m - 1)) for n, m in lengths]
@@ -568,7 +568,7 @@ def test_the_first_batch_of_a_large_corpus_needs_one_pool_only(monkeypatch):
     assert sum(map(len, stream)) > 20_000 and sizes == [5_000] * 6 and released == [1, 2, 3, 4, 5, 6]
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(length_pairs, st.integers(60, 300))
 def test_batches_are_counted_without_cutting_them(lengths, max_tokens):
     assert count_batches(np.array(lengths), max_tokens) == len(token_batches(lengths, max_tokens))

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import PAIRS, random_model
-from hypothesis import HealthCheck, given, settings
+from helpers import PAIRS, examples, random_model
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
@@ -241,7 +241,7 @@ def test_damage_is_named(saved, name, damage):
             load(saved)
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(FILES), st.floats(0, 1, exclude_max=True), st.integers(0, 7))
 def test_any_flipped_bit_is_noticed(saved, name, place, bit):
     original = (saved / name).read_bytes()

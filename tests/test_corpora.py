@@ -11,7 +11,8 @@ import zipfile
 from itertools import count, islice
 
 import pytest
-from hypothesis import given, settings
+from helpers import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from publishing import PACK, left_over, lines, tar
 
@@ -233,7 +234,7 @@ def test_no_sentence_stands_in_two_splits():
     assert all(18 < len(splits[split]) <= 20 for split in ("valid", "test"))  # whole groups: one may be short
 
 
-@settings(deadline=None, max_examples=50)
+@examples(50)
 @given(st.lists(st.tuples(st.sampled_from("abcdefghijklmnop"), st.sampled_from("ABCDEFGHIJKLMNOP")), max_size=14),
        st.integers(1, 4))
 def test_no_split_of_any_pairs_leaks(pairs, held_out):

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 import sacrebleu
 import torch
-from hypothesis import given, settings
+from helpers import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from annotated.batches import pad
@@ -94,7 +95,7 @@ one_sentence = st.lists(st.integers(UNKNOWN, 11), max_size=7).map(lambda ids: [*
 sentences_of_ids = st.lists(one_sentence, min_size=1, max_size=5)
 
 
-@settings(deadline=None, max_examples=30)
+@examples(30)
 @given(sentences_of_ids, st.integers(0, 2), st.integers(0, 9))
 def test_c26_greedy_with_a_cache_in_a_batch_is_the_naive_loop_alone(sources, seed, extra):
     model = half_trained(seed)
@@ -253,7 +254,7 @@ short = st.lists(st.integers(UNKNOWN, 5), max_size=3).map(lambda ids: [*ids, END
 short_sources = st.lists(short, min_size=1, max_size=4)
 
 
-@settings(deadline=None, max_examples=25)
+@examples(25)
 @given(sentences_of_ids, st.integers(0, 2), alphas, st.integers(0, 9))
 def test_c26_a_beam_of_1_is_greedy(sources, seed, alpha, extra):
     model = half_trained(seed)
@@ -262,7 +263,7 @@ def test_c26_a_beam_of_1_is_greedy(sources, seed, alpha, extra):
     assert [[ids for ids, _ in pairs] for pairs in found] == [[ids] for ids in greedy]
 
 
-@settings(deadline=None, max_examples=30)
+@examples(30)
 @given(seeds, short_sources, st.integers(1, 7), alphas, st.integers(0, 4), st.data())
 def test_c26_cached_in_a_batch_is_the_plain_search_alone(seed, sources, beam, alpha, extra, data):
     model, n_best = small(seed), data.draw(st.integers(1, beam))
@@ -280,7 +281,7 @@ def test_c26_models_that_have_learned_something_agree_with_the_plain_search(beam
             assert_same(pairs, plain_beam(half_trained(seed), source, beam, 0.6, extra=6))
 
 
-@settings(deadline=None, max_examples=15)
+@examples(15)
 @given(seeds, st.lists(st.integers(UNKNOWN, 5), max_size=2), alphas, st.integers(0, 2))
 def test_c26_an_exhaustive_beam_is_brute_force(seed, start, alpha, extra):
     model, source = small(seed), [*start, END]
@@ -296,7 +297,7 @@ def test_c26_an_exhaustive_beam_is_brute_force(seed, start, alpha, extra):
     assert_same(beam_search(model, pad([source]), count, alpha, extra)[0], every[:1])
 
 
-@settings(deadline=None, max_examples=20)
+@examples(20)
 @given(seeds, short_sources, st.integers(1, 5), alphas)
 def test_c26_scores_are_the_model_s_own_log_probabilities(seed, sources, beam, alpha):
     model = small(seed, positions="learned", max_length=6)
@@ -506,7 +507,7 @@ kinds = st.fixed_dictionaries({"norm_first": st.booleans(), "positions": st.samp
                                "max_length": st.just(15), "seed": st.integers(0, 999)})
 
 
-@settings(deadline=None, max_examples=25)
+@examples(25)
 @given(kinds, sentences_of_ids, st.lists(st.integers(1, 4), min_size=1, max_size=3))
 def test_steps_of_one_or_more_tokens_are_the_whole_decoder(kind, sources, cuts):
     model, source = lively(**kind), pad(sources)
@@ -519,7 +520,7 @@ def test_steps_of_one_or_more_tokens_are_the_whole_decoder(kind, sources, cuts):
         decoder.step(target[:, :1])
 
 
-@settings(deadline=None, max_examples=25)
+@examples(25)
 @given(kinds, sentences_of_ids, st.lists(st.integers(1, 2), min_size=2, max_size=5), st.integers(1, 3), st.integers(0, 999))
 def test_rows_that_leave_change_places_or_share_a_memory_stay_themselves(kind, sources, cuts, slots, seed):
     """Each row is compared with its own prefix beside its own source, alone and without padding."""

@@ -5,7 +5,8 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from helpers import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from jaxtyping import TypeCheckError
 from torch import nn
@@ -21,7 +22,7 @@ def make(vocab_size=23, d_model=6, seed=0):
     return TokenEmbedding(vocab_size, d_model).double()
 
 
-@settings(deadline=None, max_examples=25)
+@examples(25)
 @given(st.integers(1, 30), st.integers(1, 17), st.integers(1, 4), st.integers(1, 7), st.integers(0, 1000))
 def test_values_and_gradients_equal_nn_embedding_and_nn_linear(vocab_size, d_model, batch, length, seed):
     ours = make(vocab_size, d_model, seed)

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import sacrebleu
 import torch
-from hypothesis import assume, given, settings
+from helpers import examples
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -161,7 +162,7 @@ def test_multi30k_form_normalises_marks_by_the_rules_of_its_language(language, f
 words = st.lists(st.sampled_from("der die das Hund Katze - , sieht".split()), min_size=1, max_size=9)
 
 
-@settings(deadline=None, max_examples=25)
+@examples(25)
 @given(st.lists(st.tuples(words, words), min_size=1, max_size=4))
 def test_counting_without_smoothing_equals_the_script(pairs):
     hypotheses, references = zip(*pairs, strict=True)
@@ -424,7 +425,7 @@ links = st.sets(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=6)
 corpora = st.lists(st.tuples(links, links, links), min_size=1, max_size=5)
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(corpora, st.randoms(use_true_random=False))
 def test_alignment_error_rate_is_a_rate_and_knows_no_order(corpus, order):
     predicted, gold, possible = map(list, zip(*corpus, strict=True))

@@ -11,8 +11,8 @@ from functools import partial
 
 import pytest
 import torch
-from helpers import inputs, random_mask, run_python
-from hypothesis import example, given, settings
+from helpers import examples, inputs, random_mask, run_python
+from hypothesis import example, given
 from hypothesis import strategies as st
 from jaxtyping import TypeCheckError
 from torch import nn
@@ -121,7 +121,7 @@ def some_mask(kind, queries, keys, draw):
             "blind": torch.rand(2, 1, queries, keys, generator=draw) < 0.3}[kind]
 
 
-@settings(deadline=None, max_examples=80)
+@examples(80)
 @given(st.sampled_from(["none", "causal", "padding", "both", "blind"]), st.booleans(),
        st.sampled_from([(1, 1), (1, 7), (5, 5), (4, 9), (3, 300)]), st.integers(0, 10**6))
 def test_quick_attention_is_attention_with_its_gradients(mask, training, lengths, seed):
@@ -150,7 +150,7 @@ def test_quick_attention_drops_in_training_only():
     assert set((layer(ones, torch.zeros(1, 1, 200, 1), torch.eye(200)[None, None])[0] * 200).round().flatten().tolist()) == {0.0, 2.0}
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(st.sampled_from(["none", "causal", "padding", "both", "blind"]), st.sampled_from([torch.float64, torch.float32, torch.bfloat16]),
        st.integers(0, 10**6))
 def test_the_lean_softmax_is_the_masked_one_to_the_bit(mask, dtype, seed):
@@ -162,7 +162,7 @@ def test_the_lean_softmax_is_the_masked_one_to_the_bit(mask, dtype, seed):
 
 # Masks, rounding, positions
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), st.floats(0, 1), st.booleans(), st.integers(0, 10**6))
 def test_a_lean_mask_hides_the_same(rows, queries, keys, share, alike, seed):
     draw = torch.Generator().manual_seed(seed)
@@ -189,7 +189,7 @@ def words_then_padding(mask):
     return all(any(torch.equal(one, causal & end) for end in ends) for one in mask.flatten(0, -3))
 
 
-@settings(deadline=None, max_examples=200)
+@examples(200)
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=3), st.integers(1, 4), st.lists(st.integers(0, 10**6), max_size=2))
 def test_only_a_causal_mask_with_padding_behind_passes_as_causal_alone(lengths, m, changed):
     mask = causal_mask(m) & (torch.arange(m) < torch.tensor(lengths)[:, None, None, None])
@@ -243,7 +243,7 @@ def test_lean_stacks_hand_on_what_hides_something_and_put_out_the_same(norm_firs
     assert seen[0] is None and seen[1].shape == (1, 1, 3, 3) and seen[2] is None and seen[3] is nothing
 
 
-@settings(deadline=None, max_examples=30)
+@examples(30)
 @given(st.lists(st.tuples(st.integers(0, 400), st.integers(1, 300)), min_size=1, max_size=4),
        st.sampled_from([torch.float64, torch.float32, torch.bfloat16]), st.integers(1, 9))
 def test_kept_positions_are_those_computed_anew(parts, dtype, d_model):
@@ -325,7 +325,7 @@ def test_chunks_in_half_precision_are_summed_in_single_precision():
     assert loss.dtype == torch.float32 and abs(loss / expected - 1) < 1e-5
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(st.integers(1, 12), st.integers(2, 20), st.integers(1, 9), st.floats(0, 0.9), st.sampled_from(["mean", "sum"]),
        st.integers(0, 10**6))
 def test_in_chunks_as_in_one_piece(tokens, vocab_size, chunk, smoothing, reduction, seed):
@@ -447,7 +447,7 @@ def test_chunked_logits_are_the_plain_loss():
 
 # Dropout from 16 bits
 
-@settings(deadline=None, max_examples=15)
+@examples(15)
 @given(st.floats(0.01, 0.95), st.integers(0, 10**6), st.sampled_from([torch.float32, torch.bfloat16, torch.float64]))
 def test_sixteen_bit_dropout_is_dropout(p, seed, dtype):
     torch.manual_seed(seed)
@@ -589,7 +589,7 @@ def test_dropout_is_exchanged_in_place_with_its_rate_mode_and_hooks():
 
 # Less to look at
 
-@settings(deadline=None, max_examples=80)
+@examples(80)
 @given(st.integers(1, 4), st.integers(4, 400), st.integers(1, 4), st.integers(1, 5), st.integers(0, 10**6))
 def test_the_largest_in_two_levels_are_those_of_topk(rows, types, k, block, seed):
     x = torch.rand(rows, types, generator=torch.Generator().manual_seed(seed)).log()
@@ -605,7 +605,7 @@ def test_of_equals_the_first_is_taken_as_by_argmax():
     assert torch.equal(largest(x, block=3)[1][:, 0], x.argmax(dim=1))
 
 
-@settings(deadline=None, max_examples=30)
+@examples(30)
 @given(st.integers(1, 40), st.sampled_from([4, 500, 200_000]), st.sampled_from([torch.bfloat16, torch.float32, torch.float64]),
        st.integers(1, 4), st.floats(0.1, 50), st.integers(0, 10**6))
 def test_the_most_probable_are_those_of_the_softmax(rows, types, dtype, k, spread, seed):
@@ -637,7 +637,7 @@ rough_products = pytest.mark.skipif(not PackedProduct.works(torch.zeros(1, 1, dt
 
 
 @rough_products
-@settings(deadline=None, max_examples=150)
+@examples(150)
 @given(st.integers(1, 9), st.integers(3, 700), st.integers(1, 80), st.sampled_from([0.0, 1e-5, 1e-3, 0.03, 1.0]), st.floats(0, 2),
        st.integers(0, 10**6))
 @example(9, 300, 16, 1e-3, 0.0, 1)  # without room for rounding these are wrong

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from helpers import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from jaxtyping import TypeCheckError
 from torch import nn
@@ -79,7 +80,7 @@ def test_c10_equals_two_convolutions_of_kernel_size_1():
     torch.testing.assert_close(layer.W_2.weight.grad, second.weight.grad[:, :, 0], **EXACT)
 
 
-@settings(deadline=None, max_examples=30)
+@examples(30)
 @given(batch=st.integers(1, 3), n=st.integers(1, 8), seed=st.integers(0, 9999))
 def test_c11_permuting_positions_permutes_outputs(batch, n, seed):
     layer, x = make(seed=seed), inputs(batch, n, 6, seed=seed)

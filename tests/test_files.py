@@ -15,7 +15,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from helpers import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from publishing import PACK, left_over, lines, special, tar
 
@@ -64,7 +65,7 @@ def test_windows_line_ends_and_a_leading_byte_order_mark_go_but_nothing_else(tmp
     assert read_lines(path) == ["one", "two\rstill two", "\ufeffthree\r"]
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(texts=st.lists(st.text(st.characters(exclude_characters="\n\r\ufeff", exclude_categories=["Cs"])), min_size=1))
 def test_every_list_of_lines_survives_writing_and_reading(tmp_path_factory, texts):
     path = tmp_path_factory.mktemp("lines") / "text.gz"

@@ -8,8 +8,8 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from helpers import ROOT, cells, run_python
-from hypothesis import given, settings
+from helpers import ROOT, cells, examples, run_python
+from hypothesis import given
 from hypothesis import strategies as st
 from jaxtyping import TypeCheckError
 from torch import nn
@@ -48,7 +48,7 @@ def random(*shape, seed=0):
 # The layers
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(st.integers(1, 9), st.integers(1, 6), st.integers(1, 4), st.booleans())
 def test_windows_by_brute_force(n, width, dilation, causal):
     x = random(2, n, 3).detach()
@@ -121,14 +121,14 @@ def compare(ours, theirs, inputs):
         torch.testing.assert_close(mine, other, **EXACT)
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(st.integers(1, 23), st.integers(1, 30), st.integers(0, 10_000))
 def test_restricted_attention_equals_full_attention_under_a_band_mask(n, r, seed):
     query, key, value = (random(2, 3, n, width, seed=seed + i) for i, width in enumerate((4, 4, 5)))
     compare(restricted_attention(query, key, value, r), full(query, key, value, r), (query, key, value))
 
 
-@settings(deadline=None, max_examples=30)
+@examples(30)
 @given(st.integers(1, 17), st.integers(1, 9), st.integers(0, 10_000))
 def test_restricted_attention_with_padding_equals_full_attention_and_is_never_nan(n, r, seed):
     query, key, value = (random(2, 3, n, 4, seed=seed + i) for i in range(3))
@@ -226,7 +226,7 @@ def test_c19_the_formula_is_what_runs(kind):
         assert counted(runs(kind, d, k, r), torch.randn(1, n, d)) == layer_operations(kind, n, d, k=k, r=r)
 
 
-@settings(deadline=None, max_examples=50)
+@examples(50)
 @given(*[st.integers(1, 1000)] * 4)
 def test_c19_counts_are_the_terms_of_table_1(n, d, k, r):
     count = {kind: layer_operations(kind, n, d, k=k, r=r) for kind in LAYERS}

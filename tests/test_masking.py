@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from helpers import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from jaxtyping import TypeCheckError
 from torch import nn
@@ -20,7 +21,7 @@ def batches(draw):
     return torch.tensor(draw(st.lists(rows, min_size=batch, max_size=batch)))
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(batches(), st.integers(0, 5))
 def test_padding_mask_equals_a_loop(ids, pad_id):
     mask = padding_mask(ids, pad_id)
@@ -31,7 +32,7 @@ def test_padding_mask_equals_a_loop(ids, pad_id):
             assert mask[b, 0, 0, k].item() == (ids[b, k].item() != pad_id)
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(batches())
 def test_both_masks_together_equal_a_loop(ids):
     batch, length = ids.shape

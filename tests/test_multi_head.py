@@ -5,8 +5,8 @@ import pickle
 
 import pytest
 import torch
-from helpers import inputs, random_mask
-from hypothesis import given, settings
+from helpers import examples, inputs, random_mask
+from hypothesis import given
 from hypothesis import strategies as st
 from jaxtyping import TypeCheckError
 from torch import nn
@@ -532,7 +532,7 @@ def test_c8_one_head_averages_and_two_heads_keep_both():
 # Properties
 
 
-@settings(deadline=None, max_examples=30)
+@examples(30)
 @given(h=st.integers(1, 4), d=st.integers(1, 4), n=st.integers(1, 6), m=st.integers(1, 6), seed=st.integers(0, 9999))
 def test_order_of_keys_does_not_matter_and_queries_keep_theirs(h, d, n, m, seed):
     layer = make(d_model=h * d, h=h, seed=seed)
@@ -544,7 +544,7 @@ def test_order_of_keys_does_not_matter_and_queries_keep_theirs(h, d, n, m, seed)
     torch.testing.assert_close(moved, layer(query, key, value, mask)[:, q], **EXACT)
 
 
-@settings(deadline=None, max_examples=30)
+@examples(30)
 @given(h=st.integers(1, 4), n=st.integers(1, 6), m=st.integers(1, 6), seed=st.integers(0, 9999))
 def test_recorded_rows_sum_to_1_and_obey_the_mask(h, n, m, seed):
     layer = make(d_model=4 * h, h=h, seed=seed)

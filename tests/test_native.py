@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from helpers import product_error, roundoff
 from torch.nn import functional as F
 
 from annotated import native
@@ -10,14 +11,20 @@ compiler = pytest.mark.skipif(native.library(32) is None, reason="no C compiler 
 
 
 @compiler
-@pytest.mark.parametrize("bits, bound", [(32, 1e-6), (16, 5e-3), (8, 2e-2)])
+@pytest.mark.parametrize("bits, precision", [(32, "fp32"), (16, "bf16"), (8, "int8")])
 @pytest.mark.parametrize("rows, width, out", [(1, 1, 1), (4, 64, 32), (7, 70, 101), (33, 129, 31)])
-def test_a_product_in_c_is_that_of_pytorch(bits, bound, rows, width, out):
+def test_a_product_in_c_is_that_of_pytorch(bits, precision, rows, width, out):
     torch.manual_seed(0)
     weight, x = torch.randn(out, width), torch.randn(rows, width)
-    found, expected = native.NativeProduct(weight, bits=bits, threads=2)(x), F.linear(x, weight)
-    assert found.shape == expected.shape and (found - expected).norm() <= bound * expected.norm() + 1e-12
+    found, expected = native.NativeProduct(weight, bits=bits, threads=2)(x), F.linear(x.double(), weight.double())
+    assert found.shape == expected.shape and ((found - expected).abs() <= product_error(x, weight, precision=precision, roundings=2)).all()
     assert torch.equal(native.NativeProduct(weight, bits=bits)(x.view(1, rows, width))[0], found), "any leading axes, any threads"
+
+
+@compiler
+def test_16_bits_are_rounded_to_the_nearest_as_pytorch_does():
+    x = torch.cat([torch.linspace(-3, 3, 96), 1 + torch.arange(32) / 256]).view(4, 32)  # ties among them
+    assert torch.equal(native.NativeProduct(torch.eye(32), bits=16)(x), x.bfloat16().float())
 
 
 @compiler
@@ -25,7 +32,7 @@ def test_extreme_inputs_stay_within_8_bits():
     weight = torch.eye(32)
     for x in (torch.zeros(2, 32), torch.full((1, 32), 3.0), torch.full((1, 32), -3.0), torch.linspace(-1e4, 1e4, 32)[None]):
         found = native.NativeProduct(weight, bits=8)(x)
-        assert (found - x).abs().max() <= (x.max().clamp(min=0) - x.min().clamp(max=0)) / 255 + 1e-6
+        assert (found - x).abs().max() <= (x.max().clamp(min=0) - x.min().clamp(max=0)) / 255 * (1 + roundoff(torch.float32, 2 * 255))
 
 
 @compiler

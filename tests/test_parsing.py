@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import ROOT, cells
-from hypothesis import given, settings
+from helpers import ROOT, cells, examples
+from hypothesis import given
 from hypothesis import strategies as st
 from nltk import Tree as LibraryTree
 from test_trees import trees
@@ -59,7 +59,7 @@ def real_trees(name, split, count=300):
 # ---- text to trees and back
 
 
-@settings(deadline=None, max_examples=80)
+@examples(80)
 @given(trees)
 def test_round_trip_through_symbols(tree):
     symbols = linearize(tree)
@@ -111,7 +111,7 @@ def test_malformed_output_gives_a_reason(symbols, reason):
     assert isinstance(found, Malformed) and not found and re.search(reason, found.reason)
 
 
-@settings(deadline=None, max_examples=150)
+@examples(150)
 @given(st.lists(st.sampled_from(["(S", ")S", "(NP", ")NP", "XX", "XX", "", "(", ")", "x", 7, None]), max_size=12), st.integers(0, 4))
 def test_whatever_is_written_nothing_is_raised(symbols, length):
     found = delinearize(symbols, ["w"] * length)

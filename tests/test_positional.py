@@ -5,7 +5,8 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from helpers import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from jaxtyping import TypeCheckError
 
@@ -25,7 +26,7 @@ def element(pos, column, d_model):
     return math.cos(angle) if column % 2 else math.sin(angle)
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(st.data(), st.integers(1, 600), st.integers(0, 3_000))
 def test_every_element_is_the_printed_formula(data, d_model, pos):
     column = data.draw(st.integers(0, d_model - 1))
@@ -62,7 +63,7 @@ def test_empty_and_impossible_sizes():
         shift_matrix(1, 7)
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(st.integers(0, 499), st.integers(0, 499), st.integers(1, 64))
 def test_dot_products_depend_on_the_distance_alone(one, other, half):
     table = sinusoidal_encoding(500, 2 * half).double()
@@ -190,7 +191,7 @@ def test_c14_wavelengths_are_geometric_from_two_pi_toward_ten_thousand_times_two
     assert torch.allclose(frequencies(d_model), turn, rtol=1e-4)
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(st.integers(-300, 300), st.integers(1, 40))
 def test_c15_one_matrix_moves_every_position(k, half):
     table = sinusoidal_encoding(700, 2 * half).double()
@@ -198,7 +199,7 @@ def test_c15_one_matrix_moves_every_position(k, half):
     assert torch.allclose(table[pos] @ shift_matrix(k, 2 * half).T, table[pos + k], rtol=0, atol=2e-7)
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(st.integers(-2_000, 2_000), st.integers(-2_000, 2_000), st.integers(1, 20))
 def test_c15_the_matrix_is_a_block_rotation_and_composes(a, b, half):
     M, identity = shift_matrix(a, 2 * half), torch.eye(2 * half, dtype=torch.float64)

@@ -8,8 +8,8 @@ import sys
 import pytest
 import torch
 import yaml
-from helpers import PAIRS, random_model, run_python
-from hypothesis import given, settings
+from helpers import PAIRS, examples, random_model, run_python
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
@@ -124,7 +124,7 @@ def test_marian_computes_the_same_logits_with_padding(tmp_path, changes):
     assert ours[real].std() > 0.5, "logits that are all alike would agree for nothing"
 
 
-@settings(deadline=None, max_examples=15)
+@examples(15)
 @given(h=st.integers(1, 3), width=st.integers(1, 5), N=st.integers(1, 2), d_ff=st.integers(1, 9), seed=st.integers(0, 99))
 def test_any_size_agrees(h, width, N, d_ff, seed):
     model = small_model(seed, 12, torch.float64, h=h, d_model=h * width, N=N, d_ff=d_ff)
@@ -396,7 +396,7 @@ def subwords(request, tmp_path_factory):
     return tokenizer, AutoTokenizer.from_pretrained(folder)
 
 
-@settings(deadline=None, max_examples=150)
+@examples(150)
 @given(text=st.one_of(st.text(st.characters(exclude_categories=["Cs"]), max_size=40), st.text("</s>unkpad ⁀⟨⟩ĠÄéa\n", max_size=30)))
 def test_any_text_has_the_same_ids_and_comes_back(subwords, text):
     tokenizer, theirs = subwords

@@ -4,7 +4,8 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from helpers import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from jaxtyping import TypeCheckError
 from torch import nn
@@ -18,7 +19,7 @@ def value_and_gradient(loss, logits):
     return loss.detach(), torch.autograd.grad(loss, logits)[0]
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(
     st.integers(1, 4),
     st.integers(1, 6),

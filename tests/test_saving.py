@@ -10,7 +10,8 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from drawing import BEAMS, HEADS, HOSTILE, KEYS, QUERIES, SCRIPT, WEIGHTS, close_figures, shown, stepper  # noqa: F401
-from hypothesis import given, settings
+from helpers import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib import pyplot as plt
 from matplotlib.colors import to_rgb
@@ -191,7 +192,7 @@ def check_strings(strings):
 
 
 @pytest.mark.filterwarnings("ignore:Glyph", "ignore:constrained_layout")
-@settings(deadline=None, max_examples=4, derandomize=True)  # few charts of many tokens: a chart costs more than its tokens
+@examples(4)  # few charts of many tokens: a chart costs more than its tokens
 @given(strings=st.lists(token, min_size=50, max_size=50, unique=True))
 def test_two_hundred_generated_tokens_stay_data(strings):
     check_strings(strings)
@@ -199,7 +200,7 @@ def test_two_hundred_generated_tokens_stay_data(strings):
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:Glyph", "ignore:constrained_layout")
-@settings(deadline=None, max_examples=500)
+@examples(50)  # 500 in the profile of `make test-long`
 @given(strings=st.lists(token, min_size=20, max_size=20, unique=True))
 def test_long_ten_thousand_generated_tokens_stay_data(strings):
     check_strings(strings)

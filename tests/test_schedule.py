@@ -4,7 +4,8 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from helpers import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from annotated.schedule import NoamSchedule, adam, noam_rate
@@ -30,7 +31,7 @@ def test_c24_peak_of_the_base_model():
     assert f"{max(curve):.3e}" == "6.988e-04"
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(st.integers(1, 10**6), st.integers(1, 2048), st.integers(1, 20_000), st.floats(0.1, 10))
 def test_c24_linear_then_inverse_square_root(step, d_model, warmup, factor):
     peak = factor / math.sqrt(d_model * warmup)

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from helpers import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from jaxtyping import TypeCheckError
 from torch import nn
@@ -213,7 +214,7 @@ def test_c1_gradient_at_the_top_of_a_fresh_stack(norm_first):
     assert 0.4 < ratio < 0.75 if norm_first else 0.75 < ratio < 1.4, ratio
 
 
-@settings(deadline=None, max_examples=20)
+@examples(20)
 @given(batch=st.integers(2, 6), length=st.integers(1, 7), norm_first=st.booleans(), seed=st.integers(0, 99))
 def test_c3_an_example_does_not_depend_on_its_batch(batch, length, norm_first, seed):
     torch.manual_seed(seed)

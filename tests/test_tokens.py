@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 import torch
-from helpers import run_python
-from hypothesis import example, given, settings
+from helpers import examples, run_python
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from annotated.batches import EncodedPairs, write_encoded
@@ -46,7 +46,7 @@ def fitted(kind):
 
 
 @pytest.mark.parametrize("model", SUBWORDS)
-@settings(deadline=None, max_examples=150)
+@examples(150)
 @given(text=st.text(st.characters(exclude_categories=["Cs"])))
 @example(text="")
 @example(text=" ")
@@ -138,7 +138,7 @@ def test_ids_outside_the_vocabulary_are_named(kind):
                 method([4, index])
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(st.lists(st.integers(0, len(SUBWORDS["bpe"]) - 1)))
 def test_any_ids_decode_to_valid_text(ids):
     SUBWORDS["bpe"].decode(ids).encode("utf-8")  # half a letter becomes U+FFFD, never an error
@@ -199,7 +199,7 @@ def textbook_encoding(tokenizer, text):
     return ids
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(st.lists(st.text("adeghilnorstuvwäö", min_size=1, max_size=9), min_size=1, max_size=5).map(" ".join))
 @example("The old gardeners sleep under the tables")
 @example("Schläft der alte Hund im Garten")
@@ -218,7 +218,7 @@ def test_the_order_of_the_merges_decides_where_they_overlap():
 # --- BPE-dropout ----------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(st.lists(st.text("adeghilnorstuvwäö", min_size=3, max_size=9), min_size=3, max_size=6).map(" ".join))
 @example("The old gardeners sleep under the tables")
 @example("Schläft der alte Hund im Garten")
@@ -226,7 +226,7 @@ def test_with_no_merge_dropped_it_is_the_library(text):
     assert DroppedMerges(SUBWORDS["bpe"], rate=0).encode(text) == SUBWORDS["bpe"].encode(text)
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(text=st.text(st.characters(exclude_categories=["Cs"])), rate=st.sampled_from([0.1, 0.5, 1.0]), seed=st.integers(0, 9))
 def test_every_cut_says_the_same_and_the_seed_decides_it(text, rate, seed):
     plain = SUBWORDS["bpe"]
@@ -496,7 +496,7 @@ any_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 
 
 @pytest.mark.parametrize("model", ["bpe", "wordpiece"])
-@settings(deadline=None, max_examples=20)
+@examples(20)
 @given(texts=st.lists(st.tuples(any_text, any_text), min_size=1, max_size=6))
 @example(texts=[("", "</s> <pad>"), ("\u2028\u0085\r\x00", "  zwei  "), ("🏳️‍🌈 e\u0301", "\ufeff\u202eعربي")])
 def test_text_of_every_kind_survives_the_disk(tmp_path_factory, model, texts):

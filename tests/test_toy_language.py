@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import spacy
-from helpers import run_python
-from hypothesis import given, settings
+from helpers import examples, run_python
+from hypothesis import given
 from hypothesis import strategies as st
 
 from annotated.toy_language import (
@@ -265,7 +265,7 @@ def test_novel_objects_never_follow_their_verb_elsewhere(corpus):
 # Annotations
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(st.integers(0, 2**32))
 def test_annotations_fit_any_sentence(seed):
     for s in sample(seed, 3):

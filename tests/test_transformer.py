@@ -5,8 +5,8 @@ import math
 
 import pytest
 import torch
-from helpers import run_python
-from hypothesis import given, settings
+from helpers import examples, run_python
+from hypothesis import given
 from hypothesis import strategies as st
 from jaxtyping import TypeCheckError
 from test_stacks import assert_close, copy_layer, gradients_of_layer, random_weights
@@ -131,7 +131,7 @@ def test_c1_whole_model_equals_pytorchs_in_eval(norm_first):
 # --- nobody looks ahead, padding changes nothing ------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(model=models(), n=st.integers(1, 6), m=st.integers(2, 7), data=st.data())
 def test_c2_later_target_tokens_leave_earlier_outputs_unchanged(model, n, m, data):
     source, target = sentences(model.config, 2, n), sentences(model.config, 2, m)
@@ -162,7 +162,7 @@ def test_c2_each_token_reaches_exactly_the_outputs_it_may(norm_first, positions)
             assert ((model(other, target) - before)[0].abs().amax(1) > 1e-6).all(), j
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(model=models(), n=st.integers(1, 5), m=st.integers(1, 5), more=st.tuples(st.integers(0, 4), st.integers(0, 4)))
 def test_padding_changes_nothing_at_real_positions(model, n, m, more):
     config = model.config
@@ -390,7 +390,7 @@ def test_c28_base_and_big_have_the_parameters_of_the_formula():
     assert big - 213e6 == pytest.approx(1.17e6, rel=0.01)  # … and 213 M
 
 
-@settings(deadline=None, max_examples=30)
+@examples(30)
 @given(model=models())
 def test_parameters_of_any_model_follow_the_formula(model):
     assert sum(p.numel() for p in model.parameters()) == formula(model.config) == count(model.config)

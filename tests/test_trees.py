@@ -3,7 +3,8 @@
 import gzip
 
 import pytest
-from hypothesis import given, settings
+from helpers import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from annotated.trees import Tree, bare_label, parse_tree, read_trees, stripped
@@ -16,7 +17,7 @@ trees = st.recursive(leaves, lambda inner: st.builds(lambda label, children: Tre
     ["S", "NP", "VP", "PRT", "ADVP", "TOP", ""]), st.lists(inner, min_size=1, max_size=4)), max_leaves=14)
 
 
-@settings(deadline=None, max_examples=80)
+@examples(80)
 @given(trees)
 def test_text_and_tree_are_the_same(tree):
     assert parse_tree(str(tree)) == tree
