@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from helpers import examples, inputs, random_mask
+from helpers import EXACT, examples, inputs, random_mask
 from hypothesis import given
 from hypothesis import strategies as st
 from jaxtyping import TypeCheckError
@@ -12,7 +12,6 @@ from torch.nn import functional as F
 
 from annotated.attention import AdditiveAttention, DotProductAttention, masked_softmax, scaled_dot_product_attention
 
-EXACT = {"rtol": 0, "atol": 1e-9}
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
 

@@ -11,7 +11,7 @@ from functools import partial
 
 import pytest
 import torch
-from helpers import examples, inputs, random_mask, run_python
+from helpers import EXACT, examples, inputs, random_mask, roundoff, run_python
 from hypothesis import example, given
 from hypothesis import strategies as st
 from jaxtyping import TypeCheckError
@@ -75,6 +75,11 @@ PAIRS = [("the dog sees a cat .", "der Hund sieht eine Katze ."), ("the cat slee
 WORDS = WordTokenizer.fit(PAIRS)
 PURPOSES = [("train", "fp32"), ("translate", "fp32")]
 ALL_PURPOSES = [*PURPOSES, ("translate", "bf16"), ("translate", "int8")]
+
+# Errors of a whole model's logits, or of gradients in bfloat16, as a share of their norm: about twice the most that 60 random models
+# of these tests' sizes had (5e-7, 0.018, 0.024; gradients 0.014). A bound from each of their many roundings would not be sharp.
+MEASURED = {"fp32": 1e-6, "bf16": 0.035, "int8": 0.05, "gradients": 0.028}
+
 
 
 def tiny(vocab_size=12, seed=0, **changes):
@@ -322,7 +327,7 @@ def test_chunks_in_half_precision_are_summed_in_single_precision():
     loss = ChunkedLoss(0.1, reduction="sum").of_hidden(hidden, weight, target, chunk=64)
     logits = (hidden @ weight.T).double()
     expected = F.cross_entropy(logits, target, label_smoothing=0.1, reduction="sum")
-    assert loss.dtype == torch.float32 and abs(loss / expected - 1) < 1e-5
+    assert loss.dtype == torch.float32 and abs(loss / expected - 1) < roundoff(torch.float32, 64 + 63)  # in a chunk, and over chunks
 
 
 @examples(40)
@@ -363,7 +368,7 @@ def test_chunks_hold_few_logits_and_agree_in_half_precision(monkeypatch):
         assert [n for n, columns in chunks if columns == 30_000 and n != 8] == expected
         assert max(rows) * 30_000 <= 1 << 19 and sum(rows) == 2400
     assert grads[True].dtype == torch.float32
-    assert 0 < (grads[True] - grads[False]).norm() / grads[False].norm() < 0.02
+    assert 0 < (grads[True] - grads[False]).norm() / grads[False].norm() < MEASURED["gradients"]
 
 
 @pytest.mark.parametrize("in_c", [True, False])
@@ -379,8 +384,8 @@ def test_chunks_are_exact_where_the_right_token_has_no_probability_left(largest,
     hidden, weight = logits.requires_grad_(), torch.eye(50)
     loss = ChunkedLoss(0.1, reduction="sum").of_hidden(hidden, weight, target, chunk=500)
     expected = F.cross_entropy(logits.double(), target, label_smoothing=0.1, reduction="sum")
-    assert abs(loss - expected) < 1e-6 * expected
-    assert torch.allclose(*(torch.autograd.grad(one, logits)[0] for one in (loss, expected)), atol=1e-6)
+    assert abs(loss - expected) < 1e-6 * expected  # 16 roundings: 11 for the halves of halves of 1,200 rows, 5 within a row
+    assert torch.allclose(*(torch.autograd.grad(one, logits)[0] for one in (loss, expected)), atol=1e-6)  # of numbers up to 1, likewise
 
 
 def test_the_sum_over_chunks_is_not_kept_in_half_precision():
@@ -390,7 +395,7 @@ def test_the_sum_over_chunks_is_not_kept_in_half_precision():
     loss = ChunkedLoss(0.1, reduction="sum").of_hidden(hidden.bfloat16(), weight.bfloat16(), target, chunk=500)
     assert loss.dtype == torch.float32
     exact = F.cross_entropy(hidden @ weight.T, target, label_smoothing=0.1, reduction="sum")
-    assert abs(loss - exact) < 1e-3 * exact
+    assert abs(loss - exact) < 1e-3 * exact  # over 60 seeds the most is 1.5e-4: roundings of rows cancel, those of the sum would not
 
 
 def test_chunks_add_up_in_half_precision():
@@ -403,7 +408,7 @@ def test_chunks_add_up_in_half_precision():
         grads.append((loss, *torch.autograd.grad(loss, (hidden, weight))))
     exact = F.cross_entropy(hidden @ weight.T, target, label_smoothing=0.1)
     for one, other, right in zip(*grads, (exact, *torch.autograd.grad(exact, (hidden, weight))), strict=True):
-        assert (one - right).norm() < 0.02 * right.norm() and (other - right).norm() < 0.02 * right.norm()
+        assert max((one - right).norm(), (other - right).norm()) < MEASURED["gradients"] * right.norm()
 
 
 def test_one_chunk_is_the_plain_loss_bit_for_bit():
@@ -519,7 +524,7 @@ def test_a_step_that_ends_sub_layers_in_c_has_the_gradients_of_the_plain_one():
     for model in (plain, quick):
         F.cross_entropy(model(ids, ids).flatten(0, 1), ids.flatten()).backward()
     for ours, theirs in zip(quick.parameters(), plain.parameters(), strict=True):
-        assert (ours.grad - theirs.grad).norm() <= 1e-4 * theirs.grad.norm() + 1e-7
+        assert (ours.grad - theirs.grad).norm() <= roundoff(torch.float32, 40 * 32) * theirs.grad.norm() + 1e-7  # summed over positions
 
 
 # Products by oneDNN
@@ -569,7 +574,7 @@ def test_chunks_by_onednn_are_the_plain_loss(onednn, chunk):
         loss = kind(0.1, reduction="sum").of_hidden(hidden, weight, target, **options)
         both.append([loss.detach(), *torch.autograd.grad(loss, (hidden, weight))])
     for plain, ours in zip(*both, strict=True):
-        torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4)  # 40 positions of numbers up to 10, in fp32: 2e-5 at most
     assert both[1][2].is_contiguous(), "the optimiser would read it across"
 
 
@@ -826,7 +831,7 @@ def test_in_half_precision_a_prepared_model_is_as_exact_as_the_plain_one(norm_fi
 
 
 @pytest.mark.parametrize("norm_first", [False, True])
-@pytest.mark.parametrize("precision, bound", [("fp32", 1e-5), ("bf16", 0.03), ("int8", 0.05)])
+@pytest.mark.parametrize("precision, bound", [(kind, MEASURED[kind]) for kind in ("fp32", "bf16", "int8")])
 def test_a_model_prepared_to_translate_is_the_same_model(precision, bound, norm_first):
     model = tiny(3000, d_model=64, d_ff=128, h=4, norm_first=norm_first).float()
     source = torch.randint(4, 3000, (3, 7))
@@ -983,7 +988,7 @@ def test_only_parts_of_exactly_these_kinds_are_replaced():
                 mine += [own(undo(model).embedding), own(first.feed_forward.W_1)]
             found = prepare(model, purpose, precision)(SOURCE, TARGET)
             assert all(part in set(model.modules()) for part in mine) and isinstance(model.encoder, LeanEncoder)
-            assert (found - expected).norm() < {"fp32": 1e-5, "bf16": 0.03, "int8": 0.05}[precision] * expected.norm()
+            assert (found - expected).norm() < MEASURED[precision] * expected.norm()
 
 
 @pytest.mark.parametrize("precision", ["bf16", "int8"])
@@ -992,7 +997,7 @@ def test_models_of_any_type_translate_in_fewer_bits(precision, dtype):
     model = tiny(300, dropout=0.0).to(dtype)
     expected = copy.deepcopy(model).double()(SOURCE, TARGET)
     found = prepare(model, "translate", precision)(SOURCE, TARGET).double()
-    assert (found - expected).norm() < 0.05 * expected.norm()
+    assert (found - expected).norm() < MEASURED[precision] * expected.norm()
     assert len(greedy_decode(model, SOURCE, extra=3)) == len(beam_search(model, SOURCE, 3, extra=3)) == 3
 
 
@@ -1047,7 +1052,6 @@ def folder(tmp_path_factory):
 
 # What makes each part quick: which way is taken, how often something is asked, filled, rounded or made
 
-EXACT = {"rtol": 0, "atol": 1e-9}
 
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
@@ -1144,6 +1148,7 @@ def test_c9_a_row_with_nothing_to_attend_to_gives_zeros_in_the_quick_ways_too(de
         assert (output[0, 2] == 0).all() and (output[2] == 0).all()
         assert output.isfinite().all() and x.grad.isfinite().all() and (x.grad[2] == 0).all()
         results.append(output)
+    # four products follow each other, what goes in and what comes out is rounded: eight times half an eps of numbers up to 4
     tolerance = EXACT if dtype == torch.float64 else {"rtol": 0, "atol": 16 * torch.finfo(dtype).eps}
     torch.testing.assert_close(*results, **tolerance)
 
@@ -1198,7 +1203,7 @@ def test_short_training_on_a_processor_takes_the_explicit_way_and_gives_the_same
             outputs[-1].square().sum().backward()
             slopes.append([p.grad.clone() for p in layer.parameters()])
             assert len(calls) == (expected if training else 1)
-        bound = 1e-9 if kind == torch.float64 else 2**-6  # 8 significant bits, and some sums
+        bound = 1e-9 if kind == torch.float64 else 2**-6  # four roundings of bfloat16 in a row, 2^-8 each
         assert torch.allclose(*outputs, rtol=0, atol=bound)
         for ours, other in zip(*slopes, strict=True):
             assert (ours - other).norm() <= bound * (1e-3 + other.norm())
@@ -1229,9 +1234,9 @@ def test_training_in_half_precision_projects_one_input_in_one_product(widths, mo
         found[name] = result.float(), *torch.autograd.grad(result.float().square().sum(), list(layer.parameters()))
         assert len(calls) == (2 if name == "one" else 4), name
     for one, three in zip(found["one"], found["three"], strict=True):
-        assert (one - three).norm() < 0.01 * three.norm()
+        assert (one - three).norm() < roundoff(torch.bfloat16, 3) * three.norm()  # over 60 seeds the most is one rounding
     for low, exact in zip(found["one"], found["fp32"], strict=True):
-        assert (low - exact).norm() < 0.02 * exact.norm()
+        assert (low - exact).norm() < MEASURED["gradients"] * exact.norm()
 
 
 @pytest.mark.parametrize("d_k, d_v", [(None, None), (3, 5), (16, 2)])
@@ -1394,7 +1399,7 @@ def test_hypotheses_side_by_side_find_in_shared_keys_what_each_finds_alone(dtype
     layer = prepared(plain.to(dtype), "translate").eval()
     K, V = layer.keys_and_values(memory.to(dtype), memory.to(dtype))
     heads = layer.attend(layer.queries(x.to(dtype).view(16, 4, 128)), K, V, mask)
-    close = 1e-5 if dtype == torch.float32 else 0.03
+    close = 1e-5 if dtype == torch.float32 else 0.03  # over 60 seeds the most is 2.1e-7 and 0.0043
     torch.testing.assert_close(layer.output(heads).reshape(64, 1, 128).float(), expected, rtol=0, atol=close)
 
 

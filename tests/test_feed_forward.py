@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import examples
+from helpers import EXACT, examples
 from hypothesis import given
 from hypothesis import strategies as st
 from jaxtyping import TypeCheckError
@@ -10,8 +10,6 @@ from torch import nn
 
 from annotated.feed_forward import PositionwiseFeedForward
 from annotated.multi_head import MultiHeadAttention
-
-EXACT = {"rtol": 0, "atol": 1e-9}
 
 
 def make(d_model=6, d_ff=16, seed=0, **options):

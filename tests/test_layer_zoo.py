@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from helpers import ROOT, cells, examples, run_python
+from helpers import EXACT, ROOT, cells, examples, run_python
 from hypothesis import given
 from hypothesis import strategies as st
 from jaxtyping import TypeCheckError
@@ -37,8 +37,6 @@ from annotated.layer_zoo import (
 )
 from annotated.masking import padding_mask
 from annotated.multi_head import MultiHeadAttention, record_attention
-
-EXACT = {"rtol": 0, "atol": 1e-9}
 
 
 def random(*shape, seed=0):

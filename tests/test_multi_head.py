@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 import torch
-from helpers import examples, inputs, random_mask
+from helpers import EXACT, examples, inputs, random_mask
 from hypothesis import given
 from hypothesis import strategies as st
 from jaxtyping import TypeCheckError
@@ -17,8 +17,6 @@ from annotated import fast
 from annotated.attention import scaled_dot_product_attention
 from annotated.multi_head import MultiHeadAttention, record_attention
 from annotated.transformer import Transformer, TransformerConfig
-
-EXACT = {"rtol": 0, "atol": 1e-9}
 
 
 def make(d_model=24, h=4, seed=0, **options):
