@@ -234,7 +234,7 @@ def test_worst_median_and_best_over_all_runs_by_hand():
     assert "≥ 1.0, median ≥ 1.3 | 3 of 4, median ✓ | 1.20 C ✓ |" in over.claims_table(later, work.AIMS, aims=True)
     assert over.quote(runs, claim.cell, ("annotated", "best"), ("ctranslate2", "best")) == "0.50 / 1.20 / 2.00"
     assert over.quote(runs, claim.cell, ("annotated", "int8"), ("ctranslate2", "int8")) == "0.50 / 1.25 / 2.00 (2 runs)"
-    assert over.extent(runs) == "3 runs on 2 kinds of machine"
+    assert over.extent(runs) == "3 runs on machines of 2 names"
     assert over.marks(runs["A"]) == [] and over.marks(runs["A"] | {"command": "python -m benchmarks --only ^train"}) == ["some cells"]
 
 
@@ -313,6 +313,12 @@ def test_the_readmes_quote_what_all_stored_runs_found():
     seconds = {entrant["name"]: np.median(entrant["seconds"]) for entrant in first["cells"][1]["entrants"]}
     assert ratio == pytest.approx(seconds["torch bf16"] / seconds["annotated bf16"])
     assert f"training in bf16 {ratio:.2f} / {ratio:.2f} / {ratio:.2f} ×" in over.row_of_results({"A": first})
+    rows = {row["system"]: np.median(row["seconds"]) for row in first["cells"][1]["entrants"] if row["system"] != "annotated"}
+    name = min(rows, key=rows.get)
+    assert name == "joeynmt" and first["cells"][1]["name"] == "train, base, equal lengths, fair"
+    found = rows[name] / seconds["annotated bf16"]
+    told = f"in bf16 {found:.2f} / {found:.2f} / {found:.2f} × the quickest peer (JoeyNMT in 1)"
+    assert told in over.row_of_readme({"A": first}) and told in over.row_of_results({"A": first})
 
 
 # -- rounds ---------------------------------------------------------------------------------------------------------
