@@ -159,6 +159,11 @@ def test_multi30k_form_normalises_marks_by_the_rules_of_its_language(language, f
     assert [multi30k_form(["L'homme"], code) for code in ("fr", "en")] == [["l' homme"], ["l 'homme"]]
 
 
+def test_multi30k_form_lowers_case_before_it_changes_marks():
+    """A capital sigma after the curly quotes of a word ends it (\u03c2); once they are straight, nothing is before it (\u03c3)."""
+    assert multi30k_form(["A\u2018\u2019\u03a3"]) == ['a " \u03c2']
+
+
 words = st.lists(st.sampled_from("der die das Hund Katze - , sieht".split()), min_size=1, max_size=9)
 
 

@@ -36,6 +36,15 @@ def test_extreme_inputs_stay_within_8_bits():
 
 
 @compiler
+def test_no_number_of_8_bits_is_off_by_more_than_half_a_step():
+    """Also the least of a row, whose zero is a whole number of steps away."""
+    x = torch.randn(500, 32, generator=torch.Generator().manual_seed(0)) + torch.linspace(-2, 2, 500).unsqueeze(1)
+    step = (x.amax(1, keepdim=True).clamp(min=0) - x.amin(1, keepdim=True).clamp(max=0)) / 255
+    off = (native.NativeProduct(torch.eye(32), bits=8)(x) - x).abs() / step
+    assert 0.49 < off.max() < 0.501
+
+
+@compiler
 @pytest.mark.parametrize("bits", [8, 16, 32])
 @pytest.mark.parametrize("odd", [float("nan"), float("inf"), -float("inf"), 1e38])
 def test_a_row_or_an_output_that_is_not_finite_leaves_the_others_alone(bits, odd):

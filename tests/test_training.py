@@ -846,6 +846,21 @@ def test_every_process_has_random_numbers_of_its_own_and_the_first_those_of_one_
     assert drawn[0] == torch.rand(8).tolist() and len(set(map(tuple, drawn))) == 4
 
 
+def test_going_on_with_other_processes_repeats_no_random_numbers(monkeypatch, tmp_path):
+    """Neither those the run began with nor those of another process."""
+    _, model = run(tmp_path / "run", config=replace(LONG, steps=3))
+    drawn = []
+    for rank in range(3):
+        with monkeypatch.context() as patch:
+            patch.setattr(runs, "ranks", lambda rank=rank: (rank, 3))
+            going_on = training.Run(tiny(seed=5, dropout=0.3), LONG, (PAIRS, PAIRS[:2]), tmp_path / "run")
+        drawn.append(torch.rand(8).tolist())
+        training.resume(going_on)
+        drawn.append(torch.rand(8).tolist())
+        assert going_on.progress["step"] == 3 and torch.equal(state(going_on.model), state(model))
+    assert len(set(map(tuple, drawn))) == 6
+
+
 def test_a_prepared_model_draws_sixteen_bits_for_dropout_and_goes_on_with_the_same_masks(tmp_path):
     wide = {"d_model": 256, "d_ff": 16, "dropout": 0.3}  # 64 pairs of 9 tokens are more numbers than PyTorch's own way is kept for
     pairs = [([3 + i % 12] * 8, [3 + (i * 5) % 12] * 8) for i in range(64)]
