@@ -3,14 +3,13 @@
     python tools/mutation_score.py                    a sample of every module's mutants; results/mutation_score.json
     python tools/mutation_score.py --share 1          all of them: days; what has been run already is not run again
     python tools/mutation_score.py decoding native.c  these modules only, and the C of those that end in .c
-    python tools/mutation_score.py --again            all tests, as they are now, once more on those that survived
     python tools/mutation_score.py --report           write the result from what has been run so far
 
 A mutant is one small change inside a function, made by mutmut: another number, operator, argument or constant. It is killed if
 a test of its module fails. mutmut does not look into strings, so C is changed here: an operator for its neighbour, n for n + 1.
 Where it stands is kept in _build/mutmut/, a folder a module: an interrupted run goes on. A module whose code has changed begins
 anew. Mutants that survive mutmut's own choice of tests meet all tests of their module once more, in a fresh process, where those
-that only processes or fixtures reach are killed.
+that only processes or fixtures reach are killed. A test that is written for a survivor does not raise the score: another seed may.
 """
 
 import argparse
@@ -37,7 +36,7 @@ WORK = ROOT / "_build" / "mutmut"
 MODULES = sorted(path.stem for path in PACKAGE.glob("*.py") if "def " in path.read_text(encoding="utf-8"))
 C_MODULES = [f"{module}.c" for module in MODULES if "#pragma omp" in (PACKAGE / f"{module}.py").read_text(encoding="utf-8")]
 ALSO = {"attention": "multi_head", "checkpoints": "training", "masking": "transformer", "native": "fast", "runs": "training",
-        "transformer": "masking"}
+        "style": "attention_charts charts", "transformer": "masking"}
 FEWEST, FEWEST_IN_C = 6, 20  # mutants of a module that are run, if it has as many
 # One test asks what importing loads: it would find mutmut.
 CHOICE = ["-m", "not long", "--deselect=tests/test_transformer.py::test_import_needs_torch_and_the_names_of_shapes_only_and_opens_no_file"]
@@ -137,14 +136,12 @@ def run(module, share, seed):
                 print(f"{module}: mutmut stopped, see {folder / 'log'}", flush=True)
 
 
-def look_again(module, share, seed, anew=False):
-    """All tests of a module on each sampled mutant that is left alive; anew: also if it has met them before."""
+def look_again(module, share, seed):
+    """All tests of a module on each sampled mutant that is left alive."""
     folder = place(module)
     _, sample = chosen(folder, module, share, seed)
     shutil.copytree(ROOT / "tests", folder / "mutants" / "tests", dirs_exist_ok=True)
     again = read(folder / "again.json")
-    if anew:
-        again = {name: outcome for name, outcome in again.items() if outcome == "killed"}
     for name, outcome in outcomes(folder, module).items():
         if name in sample and outcome not in ("killed", "not run") and name not in again:
             again[name] = tested(folder / "mutants", environment(folder, name), [*CHOICE, *guards(module)])
@@ -191,7 +188,7 @@ def c_mutants(module):
     return {name: change for name, change in found.items() if name in there}
 
 
-def run_c(module, share, seed, anew=False):
+def run_c(module, share, seed):
     """Run the sampled mutants of a module's C; {name: outcome}, "no C" where the compiler refuses one."""
     source = PACKAGE / f"{module}.py"
     text, mutants, kept = source.read_text(encoding="utf-8"), c_mutants(module), WORK / f"{module}.c.json"
@@ -201,14 +198,14 @@ def run_c(module, share, seed, anew=False):
         checkout(copy := Path(folder).resolve())
         variables = environment(copy) | {"PYTHONPATH": str(copy), "XDG_CACHE_HOME": str(copy / "cache")}
         for name in sampled(list(mutants), f"{module}.c", share, seed):
-            if known.get(name, "not run") != "not run" and not (anew and known[name] == "survived"):
+            if known.get(name, "not run") != "not run":
                 continue
             start, end, other = mutants[name]
             (copy / "annotated" / source.name).write_text(text[:start] + other + text[end:], encoding="utf-8")
             compiles = subprocess.run([sys.executable, "-c", C_COMPILES], cwd=copy, env=variables, capture_output=True).returncode == 0
             known[name] = tested(copy, variables, C_TESTS) if compiles else "no C"
             kept.write_text(json.dumps(known, indent=1), encoding="utf-8")
-            print(f"{module}.c: {text[text.rindex(chr(10), 0, start):end].strip()} -> {other}: {known[name]}", flush=True)
+            print(f"{module}.c: {known[name]}: {text[text.rindex(chr(10), 0, start):end].strip()} -> {other}", flush=True)
 
 
 def difference(folder, name):
@@ -290,7 +287,6 @@ def main():
     parser.add_argument("modules", nargs="*", help="of annotated (all), and with .c their C")
     parser.add_argument("--share", type=float, default=0.015, help="of each module's mutants (0.015)")
     parser.add_argument("--seed", type=int, default=0, help="of the sample (0)")
-    parser.add_argument("--again", action="store_true", help="let all tests meet once more the mutants that survived them")
     parser.add_argument("--report", action="store_true", help="run nothing, only write the result")
     options = parser.parse_args()
     every = [*MODULES, *C_MODULES]
@@ -299,9 +295,9 @@ def main():
     for act in () if options.report else (run, look_again):
         for module in options.modules or every:
             if not module.endswith(".c"):
-                act(module, options.share, options.seed, *[options.again] * (act is look_again))
+                act(module, options.share, options.seed)
             elif act is run:
-                run_c(module[:-2], options.share, options.seed, options.again)
+                run_c(module[:-2], options.share, options.seed)
     if options.report or not options.modules:
         report(options.share, options.seed)
 
