@@ -480,6 +480,17 @@ def test_sixteen_bit_dropout_draws_independently():
     assert torch.equal(gone, (SixteenBitDropout(nn.Dropout(0.3))(torch.ones(1000, 1000)) == 0).double() - 0.3)
 
 
+def test_sixteen_bit_dropout_draws_64_bits_for_four_elements_and_no_more():
+    """So the numbers drawn after it are what they have always been."""
+    following = []
+    for draw in (lambda: SixteenBitDropout(nn.Dropout(0.3))(torch.ones(1001, 1001)),
+                 lambda: torch.empty(-(-1001 * 1001 // 4), dtype=torch.int64).random_(-(1 << 63), None)):
+        torch.manual_seed(0)
+        draw()
+        following.append(torch.rand(5))
+    assert torch.equal(*following)
+
+
 @pytest.mark.parametrize(("p", "rows", "training"), [(0.3, 100, True), (0.0, 1000, True), (1.0, 1000, True), (0.3, 1000, False)])
 def test_elsewhere_sixteen_bit_dropout_is_pytorchs(p, rows, training):
     x, outputs = torch.randn(rows, 1000), []
@@ -1475,6 +1486,17 @@ print(plain, could, cost, first, asked_for(torch.ones(20_000_000)), asked_for(to
 def test_without_such_a_c_library_memory_is_left_alone(monkeypatch):
     monkeypatch.setattr(fast, "c_library", lambda name: None)
     assert (fast.keep_memory(), fast.give_memory_back()) == (False, False)
+
+
+# Products
+
+def test_every_packed_part_asks_for_the_product_of_the_rows_that_are_prepared_for(monkeypatch):
+    """The rows choose the way, and with it how sums are rounded; an encoder's are the words of all sentences."""
+    asked = []
+    monkeypatch.setattr(fast, "product", lambda weight, bias=None, precision="fp32", rows=32:
+                        asked.append(rows) or products.product(weight, bias, precision, rows))
+    prepare(tiny().float(), "translate", rows=5)
+    assert set(asked) == {5, 32 * 5}
 
 
 # Steps in one call

@@ -234,6 +234,14 @@ def test_losses_in_c_are_those_of_pytorch(tokens, types, smoothing, spread, seed
 
 
 @compiler
+@pytest.mark.parametrize("k", range(8))
+def test_gradients_in_bf16_that_lie_halfway_are_rounded_to_the_even_neighbour(k):
+    logits, halfway = torch.zeros(1, 2, dtype=torch.bfloat16), 0.25 + (2 * k + 1) * 2**-10  # steps of bfloat16 there: 2^-9
+    losses_in_c(logits, torch.tensor([0]), 1 - 2 * halfway)  # the gradients of two equal logits are ± (1 - smoothing) / 2
+    assert torch.equal(logits, torch.tensor([[-halfway, halfway]]).bfloat16())
+
+
+@compiler
 def test_losses_in_c_do_not_depend_on_the_number_of_threads():
     logits, target, before, found = torch.randn(50, 999), torch.arange(50), torch.get_num_threads(), []
     try:

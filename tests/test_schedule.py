@@ -60,6 +60,13 @@ def test_c24_update_k_runs_at_rate_k():
     assert len(set(used[:10])) == 10  # no two updates of the warm-up share a rate
 
 
+def test_pytorchs_schedule_of_factors_gives_adam_the_same_rates():
+    """Its factors are multiplied by the optimiser's own rate, so that has to be 1."""
+    first, second = optimizer_of(), optimizer_of()
+    plain = torch.optim.lr_scheduler.LambdaLR(first, lambda done: noam_rate(done + 1, 512, 4))
+    assert rates(plain, first, 9) == rates(NoamSchedule(second, 512, 4), second, 9)
+
+
 def test_the_optimisers_own_rate_makes_no_difference_in_any_group():
     weights = [torch.nn.Parameter(torch.ones(1)) for _ in range(2)]
     optimizer = torch.optim.SGD([{"params": weights[:1], "lr": 1e-3}, {"params": weights[1:], "lr": 0.7}])
