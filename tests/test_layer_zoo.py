@@ -376,7 +376,7 @@ def test_c6_additive_attention_pays_the_same_products_for_each_pair_and_its_proj
     assert counted(lambda: AdditiveAttention(16, 16, 16).double()(query, key, value)) == product + (30 + 40) * 16 * 16
 
 
-def test_c6_the_verdict_on_the_same_job_allows_for_the_noise_of_the_seeds_and_for_no_more():
+def test_the_verdict_on_the_same_job_allows_for_the_noise_of_the_seeds_and_for_no_more():
     page = cells(ROOT / "notebooks" / "09_layer_zoo.ipynb")
     tree = ast.parse(next(cell.source for cell in page if "def no_worse(" in cell.source))
     scope = {"math": math, "np": np}

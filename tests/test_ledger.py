@@ -1,5 +1,6 @@
 """The ledger of claims is whole, says what the pages and tests say, and notices every gap."""
 
+import ast
 import json
 import re
 import sys
@@ -31,9 +32,11 @@ says = "It helps."
 says = "helps"
 figure = ["C2:"]
 """
-EXACT = ("# C1: the order is as printed\nassert moved == 0", "moved   by 0.00\nand more\n")
+IMPORT = "from annotated.attention import scaled_dot_product_attention as attention\n"
+EXACT = (f"# C1: the order is as printed\n{IMPORT}moved = attention(x)\nassert moved == 0", "moved   by 0.00\nand more\n")
 MEASURED = ("#| hide\n# alt: a picture\n# C2 (measured): it helps", "C2: 3 instead of 2, holds\n")
-TESTS = "def test_c1_order():\n    assert True\n\n\nclass TestMore:\n    def test_c2_helps(self):\n        assert True\n"
+TESTS = (f"{IMPORT}def test_c1_order():\n    assert attention(1)\n\n"
+         "class TestMore:\n    def test_c2_helps(self):\n        assert attention(2)\n")  # fmt: skip
 
 
 def book(folder, cells=(EXACT, MEASURED), tests=TESTS, table=TABLE):
@@ -76,11 +79,46 @@ def test_every_gap_is_an_error_that_names_it(tmp_path, cells, tests, table, gap)
 
 @pytest.mark.parametrize("source", [
     "# C1: it is", "# C1: it is\nprint('assert')", "# C1: it is\nassert True", "# C1: it is\nassert 1 + 1 == 2, moved",
+    "# C1: it is\nmoved = 7\nassert moved == moved", "# C1: it is\nmoved = 7\nassert moved == 7",
+    f"# C1: it is\n{IMPORT}moved = attention(x)\nassert moved == moved", f"# C1: it is\n{IMPORT}attention(x)\nassert moved == 7",
+    f"# C1: it is\nimport torch\n{IMPORT}assert torch.equal(attention(x), attention(x))",
 ])  # fmt: skip
 def test_a_claim_whose_cell_asserts_nothing_is_measured_and_owes_a_verdict(tmp_path, source):
     with pytest.raises(Incomplete, match="C1: no line of its figure says whether it holds: as printed"):
         read(*book(tmp_path, [(source, "moved by 0"), MEASURED]))
     assert read(*book(tmp_path, [(source, "moved by 0: does not"), MEASURED]))[0].parts[0][1::2] == ("measured", "does not")
+
+
+@pytest.mark.parametrize("body", [
+    "pass", "assert True", "moved = 7\n    assert moved == 7", "attention(1)", "assert attention(1) == attention(1)",
+    "with attention(1):\n        assert True",
+])  # fmt: skip
+def test_a_guard_that_checks_nothing_of_the_package_is_an_error(tmp_path, body):
+    with pytest.raises(Incomplete, match="C1: test_c1_order checks nothing of the package"):
+        read(*book(tmp_path, tests=TESTS.replace("assert attention(1)", body)))
+    with_helper = TESTS.replace("assert attention(1)", "same(attention(1))") + "def same(a):\n    assert a == 1\n"
+    assert read(*book(tmp_path, tests=with_helper))
+    raises = "with pytest.raises(ValueError):\n        attention(1)"
+    assert read(*book(tmp_path, tests=TESTS.replace("assert attention(1)", raises)))
+
+
+BROKEN = [("01", "C4", "scaled_dot_product_attention", lambda part: lambda q, k, v, *rest: part(2 * q, k, v, *rest)),
+          ("05", "C14", "sinusoidal_encoding", lambda part: lambda *sizes, **more: part(*sizes, **more).sqrt()),
+          ("14", "C24", "noam_rate", lambda part: lambda *sizes, **more: 1.01 * part(*sizes, **more))]  # fmt: skip
+
+
+@pytest.mark.parametrize("page, claim, name, broken", BROKEN)
+def test_a_check_fails_when_what_it_checks_is_broken(page, claim, name, broken):
+    code = [cell for cell in cells(pages([page])[0]) if cell.cell_type == "code"]
+    check = next(cell for cell in code if ledger.claim_of(cell) == claim)
+    scope = {}
+    for cell in code[: code.index(check)]:
+        body = ast.parse(re.sub("(?m)^%.*", "", cell.source)).body
+        kept = [node for node in body if cell.source.startswith("#| export") or isinstance(node, ast.Import | ast.ImportFrom)]
+        exec(compile(ast.Module(kept, []), page, "exec"), scope)
+    exec(check.source, dict(scope))
+    with pytest.raises(AssertionError):
+        exec(check.source, scope | {name: broken(scope[name])})
 
 
 @pytest.mark.parametrize("line", ["moved by 3, which does not", "moved by 1: within noise", "moved by 2: partly"])
@@ -93,7 +131,7 @@ def test_an_asserted_part_that_prints_another_verdict_is_an_error(tmp_path, line
 @pytest.mark.parametrize("cell, gap", [
     (("# C2 (measured): and on another page", "here it does not"), "C2: 01_page.ipynb, cell 3 prints does not, which no part of it shows"),
     (("x = 1", "row E, for C2, does not"), "C2: 01_page.ipynb, cell 3 prints 'row E, for C2, does not', which no part of it shows"),
-    (("# C1: once more\nassert x", "C2 within noise"), "C2: 01_page.ipynb, cell 3 prints 'C2 within noise', which no part of it shows"),
+    ((f"# C1: once more\n{IMPORT}assert attention(x)", "C2 within noise"), "C2: 01_page.ipynb, cell 3 prints 'C2 within noise', which no part of it shows"),
 ])  # fmt: skip
 def test_a_measurement_anywhere_in_the_book_reaches_the_ledger(tmp_path, cell, gap):
     with pytest.raises(Incomplete, match=re.escape(gap)):
@@ -140,7 +178,7 @@ def test_the_verdict_comes_from_the_printed_lines(tmp_path, text, verdict):
 
 def test_a_claim_of_two_parts_has_a_verdict_for_each(tmp_path):
     table = TABLE + '[[C2.part]]\nsays = "by construction"\nfigure = ["exactly"]\n'
-    paths, *rest = book(tmp_path, [EXACT, MEASURED, ("# C2: exact\nassert found", "exactly 0")], table=table)
+    paths, *rest = book(tmp_path, [EXACT, MEASURED, (f"# C2: exact\n{IMPORT}assert attention(x)", "exactly 0")], table=table)
     row = read(paths, *rest)[1]
     assert [part[1::2] for part in row.parts] == [("measured", "holds"), ("asserted", "asserted")] and row.kind == "both"
     shown = "**holds** · helps<br>`C2: 3 instead of 2, holds`<br>**asserted** · by construction<br>`exactly 0`"
