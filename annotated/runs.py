@@ -67,6 +67,24 @@ def from_first(make):
         raise box[1]
     return box[0]
 
+# %% ../notebooks/82_runs.ipynb #61752da6
+def choose_device(name):
+    """The name of a device; in place of "auto" cuda, mps or cpu, the first that is there.
+
+    The first process tells the choice on standard error. Several cannot share mps: Gloo has none.
+    """
+    if name != "auto":
+        return name
+    if torch.cuda.is_available():
+        name = "cuda"
+    elif torch.backends.mps.is_available() and int(os.environ.get("WORLD_SIZE", 1)) == 1:
+        name = "mps"
+    else:
+        name = "cpu"
+    if int(os.environ.get("RANK", 0)) == 0:
+        print(f"The device is {name}; --device names another.", file=sys.stderr)
+    return name
+
 # %% ../notebooks/82_runs.ipynb #e97ed3cc
 def check_device(name):
     """The torch.device of this name, tried with one number; ValueError, with what there is."""

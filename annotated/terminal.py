@@ -81,7 +81,7 @@ class Train:
     target: str | None = None  # language of the output; German, or the corpus's second
     # words for toy, bpe for others; a prepared folder has its own
     tokenizer: Literal["words", "bpe", "wordpiece"] | None = None
-    device: str = "cpu"  # cpu, cuda, cuda:1, mps …
+    device: str = "auto"  # cpu, cuda, cuda:1, mps …; auto: the first there is of cuda, mps, cpu
     timeout: float = 600.0  # seconds that processes wait for each other
     # folder for log.jsonl and for checkpoints to go on from, one every --save-every updates
     checkpoints: Path | None = None
@@ -185,7 +185,8 @@ def _train(arguments, build=None, loss=None):
     options = train_options(arguments)
     build, loss = build or fast.transformer_to_train, loss or fast.ChunkedLoss
     fast.keep_memory()
-    with runs.process_group(options.device, options.timeout) as device:
+    name = runs.choose_device(options.device)
+    with runs.process_group(name, options.timeout) as device:
         _check_train(options)
         first = runs.ranks()[0] == 0
         corpus, tokenizer = _corpus_with_tokenizer(options)
@@ -217,7 +218,7 @@ class Translate:
     alpha: float = 0.6  # length penalty of the beam
     # of the matrix products; auto: the one that is quickest here
     precision: Literal["fp32", "bf16", "int8", "auto"] = "fp32"
-    device: str = "cpu"  # cpu, cuda, cuda:1, mps …
+    device: str = "auto"  # cpu, cuda, cuda:1, mps …; auto: the first there is of cuda, mps, cpu
 
 
 def _loaded(folder, device="cpu"):
@@ -245,7 +246,7 @@ def _translate(arguments):
     from annotated import decoding, fast, files, runs
 
     fast.keep_memory()
-    device = runs.check_device(options.device)
+    device = runs.check_device(runs.choose_device(options.device))
     decoding.check_beam(options.beam, options.alpha)
     sentences, saved = files.input_lines(options.input), _loaded(options.model, device)
     model = fast.prepare(saved.model.to(device), "translate", options.precision, 32 * options.beam)
@@ -465,7 +466,7 @@ class Parse:
     split: Literal["valid", "test"] = "test"  # to score; valid is for choosing among recipes
     sentences: int | None = None  # score the first so many sentences only
     beam_sentences: int | None = None  # search with the beam for the first so many of them only
-    device: str = "cpu"  # cpu, cuda, cuda:1, mps …
+    device: str = "auto"  # cpu, cuda, cuda:1, mps …; auto: the first there is of cuda, mps, cpu
 
 # %% ../notebooks/83_terminal.ipynb #b31c373f
 def _parse(arguments):
@@ -477,7 +478,8 @@ def _parse(arguments):
         options.treebank if options.treebank in presets else "gum"))
     fast.keep_memory()
     decoding.check_beam(options.beam, options.alpha)
-    device, treebank = runs.check_device(options.device), parsing.load_treebank(options.treebank)
+    device = runs.check_device(runs.choose_device(options.device))
+    treebank = parsing.load_treebank(options.treebank)
     if not options.out.exists():
         pairs = {name: value if getattr(options, name) is None else getattr(options, name)
                  for name, value in presets[options.preset][2].items()}
@@ -509,7 +511,8 @@ class Vary:
     rows: list[str] | None = None  # names of rows; all if not given
     seeds: int = 3  # runs of each row
     workers: int | None = None  # runs side by side: 2, or with cuda one for each GPU
-    device: str = "cpu"  # cpu, or cuda for all GPUs
+    # cpu, mps, or cuda for all GPUs; auto: the first there is of cuda, mps, cpu
+    device: str = "auto"
     steps: int | None = None  # updates of every row, in place of the scale's
     sentences: int | None = None  # of the validation split, in place of the scale's
     run: tuple[str, int] | None = None  # only this row with this seed, in this process
@@ -522,15 +525,16 @@ def _vary(arguments):
 
     scale = options.scale or (options.corpus if options.corpus in variations.SCALES else "multi30k")
     size = {"steps": options.steps, "sentences": options.sentences}
+    device = runs.choose_device(options.device)
     if options.run:
         fast.keep_memory()
         corpus, tokenizer, rows = variations.read_task(options.corpus, scale, **size)
         row, seed = options.run
         variations.run_row(rows[row], seed, corpus, tokenizer, options.out, options.work,
-                           options.device, _line("vary", arguments),
+                           device, _line("vary", arguments),
                            build=fast.transformer_to_train, loss=fast.ChunkedLoss)
         return
-    devices = runs.devices_for(options.device, options.workers)
+    devices = runs.devices_for(device, options.workers)
     results = variations.sweep(options.corpus, options.out, options.work, scale, options.rows,
                                options.seeds, devices, **size)
     print(f"{len(results)} results in {options.out}")

@@ -45,6 +45,20 @@ def test_device_that_is_there_is_accepted():
         check_device(missing)
 
 
+@pytest.mark.parametrize("there, processes, best", [
+    (["cuda", "mps"], 1, "cuda"), (["cuda"], 2, "cuda"), (["mps"], 1, "mps"), (["mps"], 2, "cpu"), ([], 1, "cpu")])
+def test_the_best_device_there_is_is_chosen_and_told_once(monkeypatch, capsys, there, processes, best):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: "cuda" in there)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: "mps" in there)
+    monkeypatch.setenv("WORLD_SIZE", str(processes))
+    for rank in reversed(range(processes)):
+        monkeypatch.setenv("RANK", str(rank))
+        assert runs.choose_device("auto") == best
+        assert capsys.readouterr() == ("", f"The device is {best}; --device names another.\n" if rank == 0 else "")
+    for name in ("cpu", "cuda:1", "mps", "abacus"):
+        assert (runs.choose_device(name), *capsys.readouterr()) == (name, "", ""), "what is named is not chosen"
+
+
 @pytest.mark.parametrize("per_update, taken", [(0.01, 1000), (0.1, 1000), (0.2, 750), (0.25, 600), (1.0, 400), (30.0, 400)])
 def test_a_slow_machine_takes_as_many_updates_as_fit_but_not_too_few(monkeypatch, per_update, taken):
     clock, made = [100.0], []

@@ -19,7 +19,7 @@ from helpers import PAIRS, ROOT, TEXTS, one_thread, random_model, run_python, st
 from torch import nn
 from torch.nn import functional as F
 
-from annotated import batches, decoding, fast, production, terminal, training
+from annotated import batches, decoding, fast, production, runs, terminal, training
 from annotated.batches import load_prepared, prepare_corpus
 from annotated.checkpoints import load_checkpoint, save_checkpoint
 from annotated.corpora import Corpus, load_corpus
@@ -128,6 +128,26 @@ def test_command_line_refuses_with_one_line(tmp_path, capsys):
     assert "train.de is missing" in refused("train", [own, *new], capsys)
     assert "train has 1 pair(s)" in refused("train", [write_corpus(tmp_path / "one", TEXTS[:1]), *new], capsys)
     assert not (tmp_path / "model").exists()
+
+
+def test_commands_take_the_gpu_where_one_is_unless_told_otherwise(tmp_path, capsys, monkeypatch):
+    own, asked = write_corpus(tmp_path / "own"), []
+
+    def refuse(name, *_):
+        asked.append(str(name))
+        raise ValueError("so far")
+
+    for function in ("process_group", "check_device", "devices_for"):
+        monkeypatch.setattr(runs, function, refuse)
+    commands = {"train": [own, "--out", tmp_path / "x"], "translate": [], "vary": ["toy", "--out", tmp_path / "x"],
+                "parse": ["gum", "--out", tmp_path / "x"]}
+    for gpu in (True, False):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda gpu=gpu: gpu)
+        monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+        for command, arguments in commands.items():
+            refused(command, arguments, capsys)
+            refused(command, [*arguments, "--device", "cpu"], capsys)
+    assert asked == ["cuda", "cpu"] * 4 + ["cpu", "cpu"] * 4
 
 
 def test_command_line_draws_the_first_queries_keys_and_values_as_torch_does(tmp_path, capsys):
