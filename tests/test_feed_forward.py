@@ -124,11 +124,6 @@ def test_dropout_falls_on_the_hidden_units_and_only_while_training():
     assert (outputs == 0).sum() == 0  # the output itself is not dropped here
 
 
-def test_another_width_is_refused():
-    with pytest.raises(RuntimeError, match="6x5 and 6x16"):
-        make()(torch.zeros(2, 3, 5).double())
-
-
 def test_no_axis_at_all_and_whole_numbers_are_refused():
     for x in (torch.zeros(()).double(), torch.zeros(2, 3, 6, dtype=torch.int64)):
         with pytest.raises(TypeCheckError, match="typechecking parameter 'x'"):

@@ -77,16 +77,20 @@ def test_every_way_is_the_product(rows, wide, out, biased, precision, seed):
         assert found.shape == (2, rows, out) and ((found.double() - expected).abs() <= most).all(), name
 
 
-@pytest.mark.parametrize("precision, kinds", [("fp32", {"plain"}), ("bf16", {"plain"}), ("int8", {"fbgemm", "onednn"})])
+@pytest.mark.parametrize("precision, kinds", [("fp32", ["plain", "packed"]), ("bf16", ["plain", "packed"]), ("int8", ["fbgemm", "onednn"])])
 def test_the_ways_are_those_of_the_machine(precision, kinds, monkeypatch):
     weight = torch.randn(8, 4, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
-    packed = {"packed"} if precision != "int8" and PackedProduct.works(weight) else set()
-    in_c = {f"{precision}, C, {n} thread(s)" for n in {1, torch.get_num_threads()} if native.library(32) is not None}
-    assert set(ways_to_multiply(weight, precision)) == kinds | packed | in_c
+    assert PackedProduct.works(weight.float()) == torch.backends.mkldnn.is_available()
+    assert list(ways_to_multiply(torch.randn(8, 4, dtype=torch.float64), "fp32")) == ["plain"]
+    assert list(ways_to_multiply(torch.randn(8, 4, device="meta"), "fp32")) == ["plain"]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    monkeypatch.setattr(PackedProduct, "works", lambda weight: True)
+    monkeypatch.setattr(native, "library", lambda bits: "compiled")
+    assert list(ways_to_multiply(weight, precision)) == [f"{precision}, C, 1 thread(s)", f"{precision}, C, 3 thread(s)", *kinds]
     monkeypatch.setattr(native, "library", lambda bits: None)
-    assert set(ways_to_multiply(weight, precision)) == kinds | packed
-    assert set(ways_to_multiply(torch.randn(8, 4, dtype=torch.float64), "fp32")) == {"plain"}
-    assert set(ways_to_multiply(torch.randn(8, 4, device="meta"), "fp32")) == {"plain"}
+    assert list(ways_to_multiply(weight, precision)) == kinds
+    monkeypatch.setattr(PackedProduct, "works", lambda weight: False)
+    assert list(ways_to_multiply(weight, precision)) == [kind for kind in kinds if kind != "packed"]
 
 
 def test_the_quickest_is_taken_and_measured_once_for_each_shape(monkeypatch):

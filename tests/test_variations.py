@@ -266,7 +266,7 @@ def test_no_row_knows_words_of_the_sentences_it_is_scored_on(scale, monkeypatch)
     seen = [("the dog sleeps", "der Hund schläft")] * 9
     monkeypatch.setattr(variations, "load_corpus", lambda name: Corpus(name, "en", "de", seen, **held_out))
     _, tokenizer, _ = variations.read_task("mine", scale)
-    assert " dog" in "".join(tokenizer.pieces(tokenizer.encode("the dog", "en"))).replace("▁", " ") or scale == "toy"
+    assert len(tokenizer.encode("the dog", "en")) == 2 and UNKNOWN not in tokenizer.encode("the dog", "en"), "words it was trained on"
     for word in ("quax", "zyxxyz"):
         ids = tokenizer.encode(word, "en")
         assert ids == [UNKNOWN] if scale == "toy" else len(ids) == 1 + len(word), "one id a letter, and one for the space"
@@ -278,7 +278,7 @@ def test_no_row_knows_words_of_the_sentences_it_is_scored_on(scale, monkeypatch)
 def test_every_row_has_its_first_seed_before_any_second():
     names = [row[0] for row in TABLE_3]
     tasks = plan(names)
-    assert tasks == [(name, seed) for seed in range(3) for name in names] and len(set(tasks)) == 60
+    assert [seed for _, seed in tasks] == [0] * 20 + [1] * 20 + [2] * 20 and [name for name, _ in tasks] == names * 3
     assert plan(["C-N4", "base"], seeds=2) == [("C-N4", 0), ("base", 0), ("C-N4", 1), ("base", 1)]
 
 
