@@ -131,7 +131,8 @@ def test_an_asserted_part_that_prints_another_verdict_is_an_error(tmp_path, line
 @pytest.mark.parametrize("cell, gap", [
     (("# C2 (measured): and on another page", "here it does not"), "C2: 01_page.ipynb, cell 3 prints does not, which no part of it shows"),
     (("x = 1", "row E, for C2, does not"), "C2: 01_page.ipynb, cell 3 prints 'row E, for C2, does not', which no part of it shows"),
-    ((f"# C1: once more\n{IMPORT}assert attention(x)", "C2 within noise"), "C2: 01_page.ipynb, cell 3 prints 'C2 within noise', which no part of it shows"),
+    ((f"# C1: once more\n{IMPORT}assert attention(x)", "C2 within noise"),
+     "C2: 01_page.ipynb, cell 3 prints 'C2 within noise', which no part of it shows"),
 ])  # fmt: skip
 def test_a_measurement_anywhere_in_the_book_reaches_the_ledger(tmp_path, cell, gap):
     with pytest.raises(Incomplete, match=re.escape(gap)):
