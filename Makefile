@@ -87,7 +87,7 @@ multi30k-record: setup  ## the same as the literature scores it, with the best p
 newstest: setup  ## train on the news, Tatoeba and Multi30k at hand, score newstest2014 (about 2 hours on 2 cores)
 	bash experiments/newstest.sh
 
-bench: setup _build/bench/ready  ## speed beside its peers on a quiet machine: about half an hour, 6 minutes with BENCH=--quick (python -m benchmarks --help)
+bench: setup _build/bench/ready  ## speed beside its peers on a quiet machine: about a quarter of an hour (python -m benchmarks --help)
 	env -u OMP_NUM_THREADS -u GOMP_SPINCOUNT _build/bench/venv/bin/python -m benchmarks $(BENCH)
 
 _build/bench/ready: .venv/ready pyproject.toml  # the peers, in an environment of their own that sees the packages of .venv

@@ -1,4 +1,4 @@
-"""Run the benchmarks: `make bench`, or `python -m benchmarks --quick`. Prints tables, writes JSON and pictures."""
+"""Run the benchmarks: `make bench`, or `python -m benchmarks --only tiny`. Prints tables, writes JSON and pictures."""
 
 import argparse
 import itertools
@@ -8,17 +8,23 @@ import platform
 import re
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
 
 from . import over, report, work
 from .protocol import Watch, Worker, WorkerFailed, rounds, settle
 from .report import FOREIGN
 
-ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_TOP_PAD_": str(1 << 26), "MALLOC_ARENA_MAX": "1",
+ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_TOP_PAD_": str(1 << 26),
              "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}  # kept from step to step, and in large pages
+THREADING = ("OMP_", "GOMP_", "KMP_", "MKL_")  # environment that would choose threads, or how they wait, in place of a setting
+BY_HAND = {("greedy", "base", 32), ("beam", "base", 1), ("greedy", "tiny", 32), ("beam", "tiny", 1)}
 BUILD, RUNS = Path("_build/bench"), Path("results/bench")
 
 
@@ -43,7 +49,7 @@ def machine_facts(options):
 
 
 def checkout(revision):
-    """A folder with the code of a revision: its own package, and its own way of being measured."""
+    """A folder with the package of a revision, to be measured as the present one is."""
     asked = ["git", "rev-parse", "--verify", f"{revision}^{{commit}}"]  # a branch moves on
     revision = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
     folder = (BUILD / "revisions" / revision).resolve()
@@ -51,8 +57,9 @@ def checkout(revision):
         new = folder.with_suffix(".part")
         shutil.rmtree(new, ignore_errors=True)  # of a start that was interrupted
         new.mkdir(parents=True)
-        code = subprocess.run(["git", "archive", revision, "annotated", "benchmarks"], capture_output=True, check=True).stdout
+        code = subprocess.run(["git", "archive", revision, "annotated"], capture_output=True, check=True).stdout
         subprocess.run(["tar", "-x", "-C", str(new)], input=code, check=True)
+        (new / "benchmarks").symlink_to(Path(__file__).parent.resolve())
         new.rename(folder)
     return folder
 
@@ -61,30 +68,55 @@ class Group:
     """The processes of the systems that some cells share; those that cannot be made are remembered with the reason."""
 
     def __init__(self, cells, options, everyone):
-        self.options, self.workers, self.failed, self.facts, self.peaks = options, {}, {}, {}, {}
-        task, size, table = cells[0].group
+        self.options, self.everyone, self.workers, self.crews = options, everyone, {}, {}
+        self.failed, self.facts, self.peaks = {}, {}, {}
         keys = dict.fromkeys(self.key(cell, entrant) for cell in cells for entrant in cell.entrants)
-        self.available = available_memory()
+        self.available, self.size = available_memory(), cells[0].size
         for key in keys:  # all at once, as starting is mostly reading
-            self.workers[key] = everyone[key] = self.start(key[0], table, options)
-            self.workers[key].send(do="build", task=task, size=size, table=table, precision=key[1])
+            self.workers[key] = self.build(key)
         for key in keys:
             self.attempt(key, lambda worker: worker.receive(300), self.facts)
 
     @staticmethod
     def key(cell, entrant):
         """Which process does an entrant's work: in decoding the weights' precision is part of it."""
-        return entrant.system, entrant.precision if cell.task in ("greedy", "beam") else None
+        return entrant.system, None if cell.task == "train" else entrant.precision
 
     @staticmethod
-    def start(system, table, options):
-        """A worker, with the allocator's settings for all alike if the table is to be fair."""
-        environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads), "MKL_NUM_THREADS": str(options.threads),
-                       "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", **(ALLOCATOR if table == "fair" else {})}
+    def start(system, options):
+        """A worker, with the allocator's settings for all alike, and none for threads: those are set for each visit."""
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(THREADING)}
+        environment |= {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", **ALLOCATOR}
         name, _, revision = system.partition("@")
         folder = checkout(revision) if revision else Path.cwd()
-        command = [sys.executable, "-m", "benchmarks.worker", name, str(options.threads), options.device]
+        command = [sys.executable, "-m", "benchmarks.worker", name, options.device]
         return Worker(command, {**environment, "PYTHONPATH": str(folder)}, BUILD / "workers.log", folder)
+
+    def build(self, key, number=0):
+        """A new worker that makes a system's model."""
+        worker = self.everyone[id(self), *key, number] = self.start(key[0], self.options)
+        worker.send(do="build", size=self.size, precision=key[1])
+        return worker
+
+    def crew(self, key, count):
+        """So many workers of a system; those beside the first are started when a batch is shared for the first time."""
+        crew = self.crews.setdefault(key, [self.workers[key]])
+        new = [self.build(key, number) for number in range(len(crew), count)]
+        for worker in new:
+            worker.receive(300)
+        crew += new
+        return crew
+
+    def together(self, key, count, first, request):
+        """A visit by several workers of one thread, each with its share of the batch: from the first start to the last end."""
+        crew = self.crew(key, count)
+        shares = [len(share) for share in np.array_split(range(request["batch"]), count)]
+        for asked in (True, False) if first else (False,):
+            for worker, share in zip(crew, shares, strict=True):
+                worker.send(do="visit", first=asked, setting=(1, 1), **request | {"batch": share})
+            replies = [worker.receive(self.options.patience) for worker in crew]
+        return {"seconds": max(one["end"] for one in replies) - min(one["start"] for one in replies),
+                "tokens": sum(one["tokens"] for one in replies)}
 
     def attempt(self, key, action, keep=None):
         """What the action gives for the worker of `key`; None if that fails, and the reason is remembered."""
@@ -98,13 +130,20 @@ class Group:
             keep[key] = result
         return result
 
-    def visit(self, key, first, request):
+    def visit(self, key, first, request, setting):
         """One visit; memory is given back around it if the processes together would take too much."""
-        worker = self.workers[key]
+        worker, (count, _) = self.workers[key], setting
+        if count > 1 and key[0] != "ctranslate2":  # which has workers of its own, in one process
+            reply = self.attempt(key, lambda _: self.together(key, count, first, request))
+            for one in self.crews[key]:
+                if one.process.poll() is None:
+                    settle(one.process.pid)
+            return reply
         expected = max(self.peaks.get(key, 0), max(self.peaks.values(), default=0) if key not in self.peaks else 0)
         held = sum(resident(other) for name, other in self.workers.items() if name != key and other.process.poll() is None)
         trim = self.options.device == "cuda" or held + expected > 0.75 * self.available  # a GPU's memory is not looked at
-        reply = self.attempt(key, lambda worker: worker.ask(self.options.patience, do="visit", first=first, trim=trim, **request))
+        reply = self.attempt(key, lambda worker: worker.ask(self.options.patience, do="visit", first=first, trim=trim, setting=setting,
+                                                        **request))
         if reply and reply.get("peak"):
             self.peaks[key] = max(self.peaks.get(key, 0), reply["peak"])
         if worker.process.poll() is None:
@@ -113,32 +152,45 @@ class Group:
 
     def close(self):
         """End all processes."""
-        for worker in self.workers.values():
-            worker.close()
+        for name in [name for name in self.everyone if name[0] == id(self)]:
+            self.everyone.pop(name).close()
 
 
 def request_of(cell, entrant, tokens):
     """What a worker is asked for an entrant of a cell."""
     common = {"precision": entrant.precision, "units": cell.units}
     if cell.task == "train":
-        return {"kind": "train", "lengths": cell.lengths, "order": entrant.order, "tokens": tokens, **common}
-    if cell.task == "attention":
-        return {"kind": "attention", "length": cell.batch, "training": cell.training, "tokens": tokens, **common}
+        return {"kind": "train", "tokens": tokens, **common}
     return {"kind": "write", "beam": 4 if cell.task == "beam" else 1, "batch": cell.batch, **common}
 
 
+def try_settings(cell, entrant, group, options):
+    """{setting: tokens a second} of a few visits each; empty if the system fails."""
+    key, request, tried = group.key(cell, entrant), request_of(cell, entrant, options.tokens), {}
+    for setting in work.settings(cell, options.threads, entrant.system):
+        seconds, end = [], time.monotonic() + options.effort
+        while not seconds or time.monotonic() < end and len(seconds) < 7:
+            reply = None if key in group.failed else group.visit(key, not seconds, request, setting)
+            if reply is None:
+                return {}
+            seconds.append(reply["seconds"])
+        tried[setting] = reply["tokens"] / statistics.median(seconds)
+    return tried
+
+
 def run_cell(cell, group, watch, options):
-    """Measure one cell; its figures as a dictionary."""
+    """Measure one cell, each system in the setting that it does best in; its figures as a dictionary."""
     by_name, shares, peaks = {str(entrant): entrant for entrant in cell.entrants}, [], {}
+    tried = {name: try_settings(cell, entrant, group, options) for name, entrant in by_name.items()}
+    best = {name: max(found, key=found.get) for name, found in tried.items() if found}
 
     def visit(name):
-        entrant = by_name[name]
-        key = group.key(cell, entrant)
+        key = group.key(cell, by_name[name])
         if key in group.failed:
             return None
-        reply = group.visit(key, name not in peaks, request_of(cell, entrant, options.tokens))
-        if reply and "peak" in reply:
-            peaks[name] = reply.pop("peak")
+        reply = group.visit(key, name not in peaks, request_of(cell, by_name[name], options.tokens), best[name])
+        if reply:
+            peaks.setdefault(name, reply.get("peak"))
         return reply
 
     def undisturbed():
@@ -154,36 +206,45 @@ def run_cell(cell, group, watch, options):
     entrants = []
     for name, entrant in by_name.items():
         key = group.key(cell, entrant)
-        row = {"system": entrant.system, "precision": entrant.precision, "order": entrant.order, "name": name}
+        row = {"system": entrant.system, "precision": entrant.precision, "name": name}
         if key in group.failed:
             row["failed"] = group.failed[key]
         elif not visits[name]:
             row["failed"] = "the machine was busy with something else"
         else:
-            row |= {"seconds": [round(one["seconds"], 6) for one in visits[name]], "tokens": visits[name][0]["tokens"],
-                    "peak": peaks.get(name), **group.facts[key]}
+            row |= {"setting": best[name], "tried": [[*setting, round(rate, 1)] for setting, rate in tried[name].items()],
+                    "seconds": [round(one["seconds"], 6) for one in visits[name]], "tokens": visits[name][0]["tokens"],
+                    "peak": peaks[name], **group.facts[key]}
         entrants.append(row)
     shares = [(s, f) for s, f in shares if options.busy_anyway or f <= FOREIGN]  # of the rounds that were kept
     total = sum(seconds for seconds, _ in shares)
-    return {"name": cell.name, "task": cell.task, "size": cell.size, "table": cell.table, "lengths": cell.lengths, "batch": cell.batch,
-            "units": cell.units, "training": cell.training, "lost_rounds": lost, "entrants": entrants,
-            "foreign": {"mean": round(sum(s * f for s, f in shares) / total, 4) if total else None,
-                        "worst": round(max((f for _, f in shares), default=0.0), 4)}}
+    return {"name": cell.name, "task": cell.task, "size": cell.size, "batch": cell.batch, "units": cell.units, "lost_rounds": lost,
+            "entrants": entrants, "foreign": {"mean": round(sum(s * f for s, f in shares) / total, 4) if total else None,
+                                              "worst": round(max((f for _, f in shares), default=0.0), 4)}}
+
+
+def by_hand(cell, entrant, options):
+    """What CTranslate2 reaches in a cell when it is called without any of this: [[workers, threads, tokens a second], …]."""
+    settings = [f"{workers}x{threads}" for workers, threads in work.settings(cell, options.threads)]
+    command = [sys.executable, "-m", "benchmarks.by_hand", cell.size, entrant["precision"], "4" if cell.task == "beam" else "1",
+               str(cell.batch), *settings]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(THREADING)}
+    return json.loads(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
 
 
 def chosen_cells(options):
     """The cells of this run, in groups."""
-    cells = [cell for cell in work.cells(options.quick, options.device) if re.search(options.only, cell.name)]
+    cells = [cell for cell in work.cells(options.device, options.compile or options.device == "cuda") if re.search(options.only, cell.name)]
     if options.systems:
         kept = []
         for cell in cells:
             entrants = tuple(entrant for entrant in cell.entrants if entrant.system.split(",")[0] in options.systems)
-            kept += [work.replace(cell, entrants=entrants)] if entrants else []
+            kept += [replace(cell, entrants=entrants)] if entrants else []
         cells = kept
     if options.against:
         ours = [[entrant for entrant in cell.entrants if entrant.system == "annotated"] for cell in cells]
-        both = [(*each, *(work.replace(one, system=f"annotated@{options.against}") for one in each)) for each in ours]
-        cells = [work.replace(cell, entrants=entrants) for cell, entrants in zip(cells, both, strict=True) if entrants]
+        both = [(*each, *(replace(one, system=f"annotated@{options.against}") for one in each)) for each in ours]
+        cells = [replace(cell, entrants=entrants) for cell, entrants in zip(cells, both, strict=True) if entrants]
     return [list(group) for _, group in itertools.groupby(cells, key=lambda cell: cell.group)]
 
 
@@ -191,12 +252,13 @@ def parse(arguments):
     """The command line."""
     parser = argparse.ArgumentParser("python -m benchmarks", description=__doc__)
     add = parser.add_argument
-    add("--quick", action="store_true", help="a subset, about 6 minutes on 2 cores; all of it takes about half an hour")
-    add("--out", type=Path, help="JSON file (results/bench/NUMBER-MACHINE-REVISION.json; _build/bench/… for a quick or partial run)")
+    add("--out", type=Path, help="JSON file (results/bench/NUMBER-MACHINE-REVISION.json; _build/bench/part.json for a partial run)")
     add("--busy-anyway", action="store_true", help="measure although the machine is busy; above 10 %% the run is marked")
-    add("--threads", type=int, default=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
+    add("--threads", type=int, default=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        help="the most that a system tries")
     add("--only", default="", metavar="REGEX", help="cells whose name this matches")
     add("--systems", type=lambda text: text.split(","), help="of these systems only, with commas between them")
+    add("--compile", action="store_true", help="training also by torch.compile, as on a GPU: minutes more for each system")
     add("--against", metavar="REVISION", help="race our own code here against that of a revision, and nothing else")
     add("--effort", type=float, default=1.0, help="times the usual number of seconds for each cell")
     add("--patience", type=float, default=600, help="seconds after which a visit is given up")
@@ -209,8 +271,8 @@ def parse(arguments):
 
 def place(results, options, folder=RUNS):
     """The file that a run goes to: a whole one among those kept, named by its number, its machine and its revision."""
-    if options.quick or options.only or options.systems or options.against or options.effort < 1:
-        return BUILD / f"{'quick' if options.quick else 'part'}.json"
+    if options.only or options.systems or options.against or options.effort < 1:
+        return BUILD / "part.json"
     words = f"{report.machine_name(results['machine'])} {(results['revision'] or 'unknown')[:7]}"
     number = 1 + max((int(path.name.split("-")[0]) for path in folder.glob("[0-9]*-*.json")), default=0)
     return folder / f"{number:02d}-{re.sub('[^a-z0-9]+', '-', words.lower())}.json"
@@ -220,17 +282,19 @@ def race(options, results, watch, workers, start):
     """Measure all cells, and put their figures into `results`; `workers` holds the processes that are there."""
     measure = workers["rates"]
     for cells in chosen_cells(options):
-        results["rates"].append(measure.ask(do="rates"))
+        results["rates"].append(measure.ask(do="rates", threads=options.threads))
         settle(measure.process.pid)
         print(f"[{time.time() - start:.0f} s] {', '.join(cells[0].group)}: starting the systems", flush=True)
         group = Group(cells, options, workers)
         for cell in cells:
             group.peaks = {}
-            results["cells"].append(run_cell(cell, group, watch, options))
-            print(f"[{time.time() - start:.0f} s]", report.one_line(results["cells"][-1]), flush=True)
+            found = run_cell(cell, group, watch, options)
+            results["cells"].append(found)
+            print(f"[{time.time() - start:.0f} s]", report.one_line(found), flush=True)
+            peer = report.best_of(found, ["ctranslate2"])
+            if peer and (cell.task, cell.size, cell.batch) in BY_HAND:
+                found["by_hand"] = by_hand(cell, peer, options)
         group.close()
-        for key in group.workers:
-            workers.pop(key)
         (BUILD / "so_far.json").write_text(json.dumps(results) + "\n")  # for --report, if the run comes to no end
 
 
@@ -261,14 +325,15 @@ def main(arguments=None):
     results = {"command": " ".join(["python -m benchmarks", *(sys.argv[1:] if arguments is None else arguments)]),
                "machine": machine_facts(options), "busy_anyway": options.busy_anyway,
                "metric": "seconds of wall clock a visit, all visits; tokens are real target tokens (training), written "
-                         "tokens of the best hypothesis (decoding), positions (attention); peak: bytes resident",
-               "data": f"random ids; {options.tokens} target tokens a batch; lengths {work.LENGTHS}; "
-                       f"decoding {work.WRITTEN} tokens from {work.SOURCE}", "seed": 0, "rates": [], "cells": []}
+                         "tokens of the best hypothesis (decoding); peak: bytes resident; setting: workers and threads of each, the "
+                         "quickest of those tried, each with the tokens a second of a few visits",
+               "data": f"random ids; {options.tokens} target tokens a batch; decoding "
+                       f" {work.WRITTEN} tokens from {work.SOURCE}", "seed": 0, "rates": [], "cells": []}
     from annotated.files import provenance
 
     here = sorted(f"benchmarks/{path.name}" for path in Path(__file__).parent.glob("*.py"))
     results |= provenance(*here, "annotated/training.py", "annotated/decoding.py")
-    workers["rates"] = Group.start("annotated", "fair", options)
+    workers["rates"] = Group.start("annotated", options)
     try:
         race(options, results, watch, workers, start)
     finally:

@@ -22,46 +22,38 @@ def machine_name(machine):
     return f"{' '.join(processor.split())}{unit}, {machine['threads']} threads{device}"
 
 
-def row_of(cell, entrant):
-    """The row of an entrant in a cell, the quickest if several are meant ("best", "others"); None if all are missing or have failed."""
-    systems = work.OTHERS if entrant.system == "others" else [entrant.system]
-    rows = [row for row in cell["entrants"] if "failed" not in row and row["system"] in systems and row["order"] == entrant.order
-            and entrant.precision in ("best", row["precision"])]
-    return max(rows, key=speed, default=None)
+def rows_of(cell, ours=True, precision="best"):
+    """The rows of a cell that did not fail: ours, or those of all peers; of one precision, or of all."""
+    return [row for row in cell["entrants"] if "failed" not in row and row["system"].startswith("annotated") is ours
+            and precision in ("best", row["precision"])]
+
+
+def best_of(cell, systems):
+    """The quickest row of these systems; None if there is none."""
+    return max((row for row in cell["entrants"] if "failed" not in row and row["system"] in systems), key=speed, default=None)
 
 
 def figure(results, claim):
-    """What a run found for a claim; None if it did not measure it."""
-    for row in results.get("found", []):  # a run of which only ratios were handed on
-        if (row["cell"], row["ours"], row["theirs"], row.get("what", "times as fast")) == claim.key:
-            return row["found"]
-    for cell in results.get("cells", []):
-        ours, theirs = (row_of(cell, entrant) if entrant else None for entrant in (claim.ours, claim.theirs))
-        if cell["name"] != claim.cell or not ours or claim.theirs and not theirs:
+    """(what a run found for a claim, the row of the peer beside whom it stands); None if it did not measure it."""
+    for cell in results["cells"]:
+        ours, peers = (rows_of(cell, mine, claim.precision) for mine in (True, False))
+        if cell["name"] != claim.cell or not ours:
             continue
-        if claim.what == "times as fast":
-            return times_as_fast(ours, theirs)[0]
-        if claim.what == "of the matrix rate" and results["rates"]:
-            return paper_run(cell, ours, best_rates(results))[0]
-        if claim.what == "of the peak memory" and ours.get("peak") and theirs.get("peak"):
-            return ours["peak"] / theirs["peak"]
+        ours = max(ours, key=speed)
+        if claim.what == work.SHARE:
+            return paper_run(cell, ours, best_rates(results))[0], None
+        if claim.what == work.MEMORY and ours["peak"] and (peers := [row for row in peers if row["peak"]]):
+            leanest = min(peers, key=lambda row: row["peak"])
+            return ours["peak"] / leanest["peak"], leanest
+        if claim.what == work.SPEED and peers:
+            quickest = max(peers, key=speed)
+            return times_as_fast(ours, quickest)[0], quickest
     return None
 
 
-def of_ceiling(results, claim):
-    """Which share of what its machine could do at most ours reached in the cell of a claim; None if that is not known."""
-    for cell in results.get("cells", []):
-        if cell["name"] == claim.cell and results["rates"] and (row := row_of(cell, claim.ours)):
-            return speed(row) / ceiling(cell, row, best_rates(results))
-    return None
-
-
-def reached(claim, found, limit=None):
-    """Whether a figure is as it is to be (in every run, if no other limit is given); None without an aim or a figure."""
-    limit = claim.every if limit is None else limit
-    if found is None or limit is None:
-        return None
-    return found <= limit if claim.what == "of the peak memory" else found >= limit
+def reached(claim, found):
+    """Whether a figure is as it is to be."""
+    return found <= claim.aim if claim.what == work.MEMORY else found >= claim.aim
 
 
 def speed(row):
@@ -77,13 +69,10 @@ def times_as_fast(ours, theirs):
 
 
 def ceiling(cell, row, rates):
-    """Tokens a second that this machine could do at most for this work, by operations and bytes counted; None for attention."""
+    """Tokens a second that this machine could do at most for this work, by operations and bytes counted."""
     size = work.SIZES[cell["size"]]
-    if cell["task"] == "attention":
-        return None
     if cell["task"] == "train":
-        tokens = row["tokens"]
-        lengths = work.equal_lengths(tokens) if cell["lengths"] == "equal" else work.ragged_lengths(round(tokens / work.LENGTHS["mean"]))
+        lengths = work.equal_lengths(row["tokens"])
         return lengths[:, 1].sum() / work.training_floor(size, lengths, cell["units"], rates, row["precision"])
     seconds = work.decoding_floor(size, cell["batch"], 4 if cell["task"] == "beam" else 1, rates, row["precision"])[2]
     return cell["batch"] * work.WRITTEN / seconds
@@ -117,39 +106,39 @@ def one_line(cell):
     return f"{cell['name']}: {'; '.join(parts)} tokens/s{note}"
 
 
+def setting_of(row):
+    """In a few characters: threads, or workers of one thread each."""
+    workers, threads = row["setting"]
+    return f"{workers} × 1" if workers > 1 else f"{threads}"
+
+
 def cell_table(cell, rates):
     """A cell as a table of Markdown."""
-    heads = ["system", "tokens/s", "ours, times as fast", "peak MiB", "most possible tokens/s", "of that", "visits", "parameters"]
-    lines = [f"### {cell['name']}", "", f"| {' | '.join(heads)} |",
-             "|---|---:|---:|---:|---:|---:|---:|---:|"]
+    heads = ["system", "threads, or workers × threads", "tokens/s", "ours, times as fast", "peak MiB", "most possible tokens/s", "of that",
+             "visits", "parameters"]
+    lines = [f"### {cell['name']}", "", f"| {' | '.join(heads)} |", "|---|" + "---:|" * (len(heads) - 1)]
     for row in cell["entrants"]:
         if "failed" in row:
-            lines.append(f"| {row['name']} | failed: {row['failed']} | | | | | | |")
+            lines.append(f"| {row['name']} | failed: {row['failed']} |" + " |" * (len(heads) - 2))
             continue
-        ours = row_of(cell, work.Entrant("annotated", row["precision"]))
+        ours = next(iter(rows_of(cell, True, row["precision"])), None)
         times = "{:.2f} ({:.2f}–{:.2f})".format(*times_as_fast(ours, row)) if ours else ""
         most = ceiling(cell, row, rates) if rates else None
         peak = f"{row['peak'] / 2**20:,.0f}" if row.get("peak") else ""
         bound = f"{most:,.0f} | {speed(row) / most:.0%}" if most else " | "
-        lines.append(f"| {row['name']} | {speed(row):,.0f} | {times} | {peak} | {bound} | {len(row['seconds'])} | {row['parameters']:,} |")
+        lines.append(f"| {row['name']} | {setting_of(row)} | {speed(row):,.0f} | {times} | {peak} | {bound} | {len(row['seconds'])} "
+                     f"| {row['parameters']:,} |")
     if cell["lost_rounds"]:
         lines.append(f"\n{cell['lost_rounds']} rounds were disturbed and measured again.")
+    if "by_hand" in cell:
+        harness, hand = hand_and_harness(cell)
+        lines.append(f"\nCTranslate2 called by hand, at its best: {hand:,.0f} tokens/s; here {harness / hand:.2f} of that.")
     return "\n".join(lines)
 
 
-def attention_table(cells):
-    """All attention cells of a run in one table: microseconds a position."""
-    names = list(dict.fromkeys(row["name"] for cell in cells for row in cell["entrants"]))
-    lines = ["### attention by itself, microseconds a position (d_model 512, 8 heads)", "",
-             "| | " + " | ".join(names) + " |", "|---|" + "---:|" * len(names)]
-    for label in dict.fromkeys(cell["name"] for cell in cells):
-        values = []
-        for name in names:
-            rows = [row for cell in cells if cell["name"] == label for row in cell["entrants"]
-                    if row["name"] == name and "failed" not in row]
-            values.append(f"{1e6 / speed(rows[0]):.2f}" if rows else "–")
-        lines.append(f"| {label.removeprefix('attention, ')} | " + " | ".join(values) + " |")
-    return "\n".join(lines)
+def hand_and_harness(cell):
+    """Tokens a second of CTranslate2 in its best precision: here, and called by hand in the best of several settings."""
+    return speed(best_of(cell, ["ctranslate2"])), max(rate for *_, rate in cell["by_hand"])
 
 
 def split(results):
@@ -159,9 +148,9 @@ def split(results):
     is left is calls (and whatever does not overlap); `calls` says how many of the measured length that is, None if none was measured.
     """
     rates, rows = best_rates(results), []
-    for cell in results.get("cells", []) if rates else []:
+    for cell in results["cells"] if rates else []:
         for system in ("annotated", "ctranslate2") if cell["task"] in ("greedy", "beam") else ():
-            if row := row_of(cell, work.Entrant(system, "best")):
+            if row := best_of(cell, [system]):
                 beam = 4 if cell["task"] == "beam" else 1
                 flops, moved, _ = work.decoding_floor(work.SIZES[cell["size"]], cell["batch"], beam, rates, row["precision"])
                 total = 1000 * cell["batch"] / speed(row)
@@ -185,13 +174,12 @@ def split_table(results):
 
 def aims_table(results):
     """What is aimed at in every run, and what this one found, as a table of Markdown."""
-    lines = ["### aims", "", "| cell | ours | against | aim | found |", "|---|---|---|---:|---:|"]
+    lines = ["### aims", "", "| cell | ours is … | beside | aim | found |", "|---|---|---|---:|---:|"]
     for claim in work.AIMS:
-        found, (cell, ours, theirs, what) = figure(results, claim), claim.key
-        if found is not None:
-            name, sign = cell if what == "times as fast" else f"{cell}: {what}", "≤" if what == "of the peak memory" else "≥"
-            mark = "✓" if reached(claim, found) else "✗"
-            lines.append(f"| {name} | {ours} | {theirs or ''} | {sign} {claim.every} | {found:.2f} {mark} |")
+        if result := figure(results, claim):
+            (found, peer), sign = result, "≤" if claim.what == work.MEMORY else "≥"
+            lines.append(f"| {claim.name} | {claim.what} | {peer['name'] if peer else ''} | {sign} {claim.aim} "
+                         f"| {found:.2f} {'✓' if reached(claim, found) else '✗'} |")
     return "\n".join(lines)
 
 
@@ -213,14 +201,13 @@ def tables(results):
                     + (f"; {rates['call_us']:.1f} µs a call." if "call_us" in rates else "."))
     if results.get("disturbed"):
         head.append(f"**A run under load: others took up to {max(results['load'].values()):.0%} of the machine.**")
-    attention = [cell for cell in results["cells"] if cell["task"] == "attention"]
-    parts = [cell_table(cell, rates) for cell in results["cells"] if cell["task"] != "attention"]
-    base = [cell for cell in results["cells"] if (cell["task"], cell["size"], cell["lengths"]) == ("train", "base", "equal")]
+    parts = [cell_table(cell, rates) for cell in results["cells"]]
+    base = [cell for cell in results["cells"] if (cell["task"], cell["size"]) == ("train", "base")]
     if base and rates:
         parts.append(paper_table(base, rates))
     if rates and split(results):
         parts.append(split_table(results))
-    return "\n\n".join(["\n".join(head), aims_table(results), *parts, *([attention_table(attention)] if attention else [])])
+    return "\n\n".join(["\n".join(head), aims_table(results), *parts])
 
 
 def draw(results, folder):
@@ -248,32 +235,12 @@ def draw(results, folder):
                 most = ceiling(cell, row, rates) if rates else None
                 share = f" ({speed(row) / most:.0%})" if most else ""
                 axis.annotate(f" {speed(row):,.0f}{share}", (speed(row), place), va="center", fontsize=8)
-            axis.set_yticks(range(len(rows)), [row["name"] for row in rows], fontsize=8)
+            axis.set_yticks(range(len(rows)), [f"{row['name']}, {setting_of(row)}" for row in rows], fontsize=8)
             axis.invert_yaxis()
             axis.set_xlim(0, 1.25 * max(map(speed, rows)))
             axis.set_title(cell["name"], fontsize=9, loc="left")
         axes[-1, 0].set_xlabel("tokens a second (in brackets: of the most that this machine could do)")
         paths.append(folder / f"bench_{task}.png")
-        figure.savefig(paths[-1], dpi=130)
-        plt.close(figure)
-    cells = [cell for cell in results["cells"] if cell["task"] == "attention"]
-    if cells:
-        kinds = [(training, precision) for training in (True, False) for precision in ("fp32", "bf16")]
-        figure, axes = plt.subplots(2, 2, figsize=(7, 5.5), sharex=True, layout="constrained")
-        for axis, (training, precision) in zip(axes.flat, kinds, strict=True):
-            for system in dict.fromkeys(row["system"] for cell in cells for row in cell["entrants"]):
-                points = [(cell["batch"], 1e6 / speed(row)) for cell in cells if cell["training"] == training
-                          for row in cell["entrants"] if (row["system"], row["precision"]) == (system, precision) and "failed" not in row]
-                if points:
-                    axis.plot(*zip(*points, strict=True), marker="o", markersize=3, label=system)
-            axis.set_xscale("log", base=2)
-            axis.set_yscale("log")
-            axis.set_title(f"{'with gradients' if training else 'forwards'}, {precision}", fontsize=9)
-        handles, labels = max((axis.get_legend_handles_labels() for axis in axes.flat), key=lambda found: len(found[1]))
-        figure.legend(handles, labels, fontsize=8, loc="outside upper center", ncols=3)
-        figure.supxlabel("length of the sequences (positions)", fontsize=9)
-        figure.supylabel("microseconds a position", fontsize=9)
-        paths.append(folder / "bench_attention.png")
         figure.savefig(paths[-1], dpi=130)
         plt.close(figure)
     return paths

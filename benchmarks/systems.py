@@ -1,7 +1,6 @@
 """The systems that are compared: how each is built, trained for a step, and made to write. One process uses one of them.
 
-The same places for dropout in the table "fair": what each sub-layer gives, and embeddings with positions. There all take
-Adam fused, and smoothed cross entropy. In the table "people" each has its library's own defaults.
+All have dropout in the same places (what each sub-layer gives, and embeddings with positions), Adam fused, and smoothed cross entropy.
 """
 
 import math
@@ -33,8 +32,8 @@ class System:
 
     precisions = ("fp32", "bf16")  # of decoding
 
-    def __init__(self, size, table, precision=None, device="cpu", compiled=False):
-        self.size, self.fair, self.device = SIZES[size], table == "fair", torch.device(device)
+    def __init__(self, size, precision=None, device="cpu", compiled=False):
+        self.size, self.device = SIZES[size], torch.device(device)
         torch.manual_seed(0)
         self.build(*(getattr(self.size, name) for name in ("N", "d_model", "d_ff", "h", "vocab_size")))
         self.model.to(self.device)
@@ -57,10 +56,12 @@ class System:
             raise ValueError(f"writes in {', '.join(self.precisions)} only")
         self.model.to(DTYPES[precision])
 
+    def arrange(self, workers, threads):
+        """Set how many threads the next work takes; `workers` matters to those that share a batch by themselves."""
+        torch.set_num_threads(threads)
+
     def make_optimizer(self):
-        if self.fair:
-            return torch.optim.Adam(self.model.parameters(), lr=1e-4, betas=(0.9, 0.98), eps=1e-9, fused=True)
-        return torch.optim.Adam(self.model.parameters(), lr=1e-4, betas=(0.9, 0.98), eps=1e-9)
+        return torch.optim.Adam(self.model.parameters(), lr=1e-4, betas=(0.9, 0.98), eps=1e-9, fused=True)
 
     def train_step(self, batch, precision):
         """One update; the loss."""
@@ -80,14 +81,8 @@ class Annotated(System):
     """The library of the book, through its own functions."""
 
     def build(self, N, d_model, d_ff, h, vocab_size):
-        try:
-            from annotated.fast import keep_memory
-        except ImportError:  # an older revision of our own
-            from annotated.training import keep_memory
         from annotated.transformer import Transformer, TransformerConfig
 
-        if not self.fair:
-            keep_memory()  # as its command line does; in the fair table all have such settings
         self.model = Transformer(TransformerConfig(vocab_size, N=N, d_model=d_model, d_ff=d_ff, h=h, dropout=0.1))
 
     def make_optimizer(self):
@@ -119,14 +114,14 @@ class Annotated(System):
         with torch.no_grad():
             self.model.decoder.layers[-1].residual[-1].norm.bias.fill_(1.0)
             self.model.embedding.weight[END] = -0.2  # its logit: -0.2 · d_model
-        self.precision, self.rows = precision, None
+        self.precision, self.made_for = precision, None
 
     def ready(self, rows):
-        """The model as the library makes it ready for about so many rows at a step; made once, before anything is timed."""
+        """The model as the library makes it ready for about so many rows at a step, and threads; once, before anything is timed."""
         from annotated.fast import prepare
 
-        if rows != self.rows:
-            self.rows = rows
+        if self.made_for != (rows, torch.get_num_threads()):
+            self.made_for = rows, torch.get_num_threads()
             prepare(self.model, "translate", self.precision, rows)
         return self.model
 
@@ -137,21 +132,6 @@ class Annotated(System):
         if beam == 1:
             return greedy_decode(model, source, extra=extra)
         return [found[0][0] for found in beam_search(model, source, beam, extra=extra)]
-
-
-class Compiled(Annotated):
-    """The same, each layer of a decoding step compiled into one function; it needs a C++ compiler, and time at the first call."""
-
-    precisions = ("fp32",)
-
-    def ready(self, rows):
-        """The plain model (the compiler cannot see into packed weights), compiled for all lengths at once."""
-        if self.rows is None:
-            from annotated.decoding import IncrementalDecoder
-
-            IncrementalDecoder.step = torch.compile(IncrementalDecoder.step, dynamic=True)
-            self.rows = rows
-        return self.model
 
 
 class TorchModel(nn.Module):
@@ -187,7 +167,7 @@ class TorchModel(nn.Module):
 class Torch(System):
     def build(self, *sizes):
         self.model = TorchModel(*sizes)
-        for layer in (*self.model.transformer.encoder.layers, *self.model.transformer.decoder.layers) if self.fair else ():
+        for layer in (*self.model.transformer.encoder.layers, *self.model.transformer.decoder.layers):
             layer.dropout.p = layer.self_attn.dropout = 0.0
             if hasattr(layer, "multihead_attn"):
                 layer.multihead_attn.dropout = 0.0
@@ -195,31 +175,6 @@ class Torch(System):
     def loss(self, batch):
         source, target_in, target_out = batch
         return smoothed(self.model(source, target_in), target_out)
-
-    def _next(self, ids, memory, padding):
-        logits = self.model.generator(self.model.decode(ids, memory, padding)[:, -1])
-        logits[:, END] += NEVER
-        return logits
-
-    @torch.inference_mode()
-    def write(self, source, beam, tokens=WRITTEN):
-        """Greedy and beam search as people write them around it: all tokens so far anew at each step."""
-        memory, padding = self.model.encode(source).repeat_interleave(beam, dim=0), (source == PAD).repeat_interleave(beam, dim=0)
-        ids = torch.full((len(memory), 1), BEGIN, device=source.device)
-        if beam == 1:
-            for _ in range(tokens):
-                ids = torch.cat([ids, self._next(ids, memory, padding).argmax(dim=-1, keepdim=True)], dim=1)
-            return ids[:, 1:].tolist()
-        score = torch.zeros(len(source), beam, device=source.device)
-        score[:, 1:] = -math.inf
-        first = torch.arange(len(source), device=source.device)[:, None] * beam
-        for _ in range(tokens):
-            log_p = self._next(ids, memory, padding).float().log_softmax(dim=-1)
-            total = (score.view(-1, 1) + log_p).view(len(source), -1)
-            score, place = total.topk(beam)
-            rows = (first + place // log_p.size(1)).flatten()
-            ids = torch.cat([ids[rows], (place % log_p.size(1)).view(-1, 1)], dim=1)
-        return ids.view(len(source), beam, -1)[:, 0, 1:].tolist()
 
 
 def marian_model(N, d_model, d_ff, h, vocab_size):
@@ -242,9 +197,6 @@ class Marian(System):
         self.model = marian_model(*sizes)
         self.model.generation_config.forced_eos_token_id = None
 
-    def make_optimizer(self):  # without "fair" that of its library's Trainer
-        return super().make_optimizer() if self.fair else torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
-
     def loss(self, batch):
         source, target_in, target_out = batch
         return smoothed(self.model(input_ids=source, attention_mask=source != PAD, decoder_input_ids=target_in).logits, target_out)
@@ -260,49 +212,27 @@ class XTransformers(System):
     def build(self, N, d_model, d_ff, h, vocab_size):
         from x_transformers import XTransformer
 
-        places = {"ff_sublayer_dropout": 0.1, "attn_sublayer_dropout": 0.1} if self.fair else {"ff_dropout": 0.1, "attn_dropout": 0.1}
         stack = {"num_tokens": vocab_size, "depth": N, "heads": h, "max_seq_len": 128, "attn_dim_head": d_model // h,
-                 "ff_mult": d_ff / d_model, "ff_custom_activation": nn.ReLU(), "emb_dropout": 0.1, **places}
-        if self.fair:
-            stack["attn_flash"] = True
+                 "ff_mult": d_ff / d_model, "ff_custom_activation": nn.ReLU(), "attn_flash": True,
+                 "emb_dropout": 0.1, "ff_sublayer_dropout": 0.1, "attn_sublayer_dropout": 0.1}
         both = {f"{side}_{name}": value for side in ("enc", "dec") for name, value in stack.items()}
-        if self.fair:
-            both["dec_cross_attn_sublayer_dropout"] = 0.1
+        both["dec_cross_attn_sublayer_dropout"] = 0.1
         self.model = XTransformer(dim=d_model, tie_token_emb=True, ignore_index=PAD, pad_value=PAD, **both)
         self.model.decoder.net.to_logits.weight = self.model.encoder.token_emb.emb.weight
 
     def compile(self):
         """All that `loss` calls."""
-        for part in (self.model.encoder, self.model.decoder.net) if self.fair else (self.model,):
+        for part in (self.model.encoder, self.model.decoder.net):
             part.compile()
 
     def loss(self, batch):
         source, target_in, target_out = batch
-        if not self.fair:
-            target = torch.cat([target_in, target_out[:, -1:]], dim=1)
-            return self.model(source, target, mask=source != PAD)
         mask = source != PAD
         memory = self.model.encoder(source, mask=mask, return_embeddings=True)
         return smoothed(self.model.decoder.net(target_in, context=memory, context_mask=mask), target_out)
 
-    def prepare(self, precision):
-        """Its norms stay in fp32 and refuse weights of 16 bits: autocast it is."""
-        if precision not in self.precisions:
-            raise ValueError(f"writes in {', '.join(self.precisions)} only")
-        self.precision = precision
-
-    @torch.inference_mode()
-    def write(self, source, beam, tokens=WRITTEN):
-        if beam > 1:
-            raise ValueError("its beam search does not repeat the encoder's output for the hypotheses, and stops with an error")
-        start, mask = source.new_full((len(source), 1), BEGIN), source != PAD
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
-            return self.model.generate(source, start, tokens, mask=mask, temperature=0.0).tolist()
-
 
 class JoeyNMT(System):
-    precisions = ("fp32",)
-
     def build(self, N, d_model, d_ff, h, vocab_size):
         from types import SimpleNamespace
 
@@ -318,7 +248,7 @@ class JoeyNMT(System):
         self.model = build_model({"encoder": stack, "decoder": stack, "tied_embeddings": True, "tied_softmax": True,
                                   "initializer": "xavier_uniform", "embed_initializer": "xavier_uniform"}, vocabulary, vocabulary)
         self.model.loss_function = ("crossentropy", 0.1)
-        for module in self.model.modules() if self.fair else ():
+        for module in self.model.modules():
             if type(module).__name__ == "MultiHeadedAttention":
                 module.dropout.p = 0.0
             if type(module).__name__ == "PositionwiseFeedForward":
@@ -332,22 +262,7 @@ class JoeyNMT(System):
         source, target_in, target_out = batch
         inputs = {"src": source, "src_length": (source != PAD).sum(dim=1), "src_mask": (source != PAD).unsqueeze(1),
                   "trg_input": target_in, "trg_mask": (target_in != PAD).unsqueeze(1)}
-        if self.fair:
-            return smoothed(self.model._encode_decode(**inputs)[0], target_out)
-        inputs |= {"trg": target_out, "trg_mask": (target_out != PAD).unsqueeze(1)}
-        return self.model(return_type="loss", **inputs)[0] / (target_out != PAD).sum()
-
-    @torch.inference_mode()
-    def write(self, source, beam, tokens=WRITTEN):
-        from joeynmt.search import beam_search, greedy
-
-        mask = (source != PAD).unsqueeze(1)
-        memory = self.model._encode(src=source, src_length=(source != PAD).sum(dim=1), src_mask=mask)[0]
-        arguments = {"src_mask": mask, "max_output_length": tokens, "min_output_length": tokens, "model": self.model,
-                     "encoder_output": memory, "encoder_hidden": None}
-        if beam == 1:
-            return greedy(**arguments)[0].tolist()
-        return beam_search(beam_size=beam, alpha=0.6, **arguments)[0].tolist()
+        return smoothed(self.model._encode_decode(**inputs)[0], target_out)
 
 
 class CTranslate2(System):
@@ -371,59 +286,34 @@ class CTranslate2(System):
         spec.register_target_vocabulary(names)
         spec.config.unk_token, spec.config.eos_token, spec.config.decoder_start_token = "<unk>", "</s>", "</s>"
         self.names, self.count = names, super().parameters()
-        with tempfile.TemporaryDirectory() as folder:
-            spec.validate()
-            spec.optimize(quantization=None)
-            spec.save(folder)
-            del self.model, spec
-            self.translator = ctranslate2.Translator(folder, self.device.type, compute_type=self.KINDS[precision],
-                                                     inter_threads=1, intra_threads=torch.get_num_threads())
+        self.folder, self.kind, self.setting = tempfile.TemporaryDirectory(), self.KINDS[precision], None
+        spec.validate()
+        spec.optimize(quantization=None)
+        spec.save(self.folder.name)
+        del self.model
+
+    def arrange(self, workers, threads):
+        """Threads are given to a translator as it is made: a new one for each setting."""
+        import ctranslate2
+
+        super().arrange(1, threads)
+        if self.setting != (workers, threads):
+            self.setting, self.translator = (workers, threads), None
+            self.translator = ctranslate2.Translator(self.folder.name, self.device.type, compute_type=self.kind, inter_threads=workers,
+                                                     intra_threads=threads)
 
     def parameters(self):
         return self.count
 
     def write(self, source, beam, tokens=WRITTEN):
         texts = [[self.names[i] for i in row if i != PAD] for row in source.tolist()]
-        found = self.translator.translate_batch(texts, beam_size=beam, max_decoding_length=tokens, min_decoding_length=tokens,
-                                                length_penalty=0.6)
+        share = math.ceil(len(texts) / self.setting[0])  # of each worker; without it one worker takes them all
+        found = self.translator.translate_batch(texts, max_batch_size=share, beam_size=beam, max_decoding_length=tokens,
+                                                min_decoding_length=tokens, length_penalty=0.6)
         return [result.hypotheses[0] for result in found]
 
 
-# -- attention alone ------------------------------------------------------------------------------------------------
-
-
-def attention_of(system, size):
-    """A function x (batch, length, d_model) -> the same shape: self-attention as a system has it, and its module."""
-    d_model, h = size.d_model, size.h
-    if system.startswith("annotated"):
-        from annotated.multi_head import MultiHeadAttention
-
-        layer = MultiHeadAttention(d_model, h)
-        if "explicit" not in system:
-            from annotated.fast import prepare
-
-            layer = prepare(torch.nn.ModuleDict({"one": layer}), "train")["one"]
-        return lambda x: layer(x, x, x), layer
-    if system == "torch":
-        layer = nn.MultiheadAttention(d_model, h, batch_first=True)
-        return lambda x: layer(x, x, x, need_weights=False)[0], layer
-    if system == "marian":
-        layer = marian_model(1, d_model, 8, h, 16).model.encoder.layers[0].self_attn
-        return lambda x: layer(x)[0], layer
-    if system == "x-transformers":
-        from x_transformers.x_transformers import Attention
-
-        layer = Attention(d_model, dim_head=d_model // h, heads=h, flash=True)
-        return lambda x: (lambda out: out[0] if isinstance(out, tuple) else out)(layer(x)), layer
-    if system == "joeynmt":
-        from joeynmt.transformer_layers import MultiHeadedAttention
-
-        layer = MultiHeadedAttention(h, d_model, 0.0)
-        return lambda x: layer(x, x, x)[0], layer
-    raise ValueError(f"{system} offers no attention by itself")
-
-
-SYSTEMS = {"annotated": Annotated, "annotated, compiled": Compiled, "torch": Torch, "marian": Marian,
+SYSTEMS = {"annotated": Annotated, "torch": Torch, "marian": Marian,
            "x-transformers": XTransformers, "joeynmt": JoeyNMT, "ctranslate2": CTranslate2}
 
 

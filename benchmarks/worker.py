@@ -1,4 +1,4 @@
-"""One system in a process of its own: `python -m benchmarks.worker SYSTEM THREADS [DEVICE]`, asked by `protocol.Worker`."""
+"""One system in a process of its own: `python -m benchmarks.worker SYSTEM [DEVICE]`, asked by `protocol.Worker`."""
 
 import ctypes
 import gc
@@ -44,7 +44,8 @@ def measured(device, result):
     start = time.perf_counter()
     yield
     wait()
-    result["seconds"] = time.perf_counter() - start
+    result |= {"start": start, "end": time.perf_counter()}  # on a clock that all processes share
+    result["seconds"] = result["end"] - start
 
 
 def best_of(function, seconds=0.5):
@@ -92,7 +93,7 @@ def machine_rates(device):
                 call, times = again(way, device)
                 with suppress(RuntimeError, AttributeError), torch.inference_mode():
                     best = max(best, 2 * m * k * n * times / best_of(call, 0.15))
-            if best < rates.get("fp32", 0.0):  # plain loops, slow beyond use
+            if best < rates.get("fp32", 0.0) / 20:  # plain loops, slow beyond use
                 break
         rates[name] = best
     rates["int8"] = max(rates["int8"], rates["bf16"])  # where torch has no fast int8 product of its own
@@ -109,40 +110,33 @@ def machine_rates(device):
 class Bench:
     """What a worker keeps between requests, and how it answers them."""
 
-    def __init__(self, name, threads, device="cpu"):
-        torch.set_num_threads(threads)
-        self.name, self.threads, self.device, self.data = name, threads, device, {}
+    def __init__(self, name, device="cpu"):
+        self.name, self.device, self.data = name, device, {}
 
     def handle(self, request):
         """Answer one request: facts, rates, build or visit."""
         return getattr(self, request.pop("do"))(**request)
 
-    def rates(self):
+    def rates(self, threads):
+        torch.set_num_threads(threads)
         return machine_rates(self.device)
 
-    def build(self, task, size, table, precision=None):
-        """Make the model, or the attention layer; says how many parameters it has, and which versions are at work."""
-        self.task, self.size, self.table = task, size, table
+    def build(self, size, precision=None):
+        """Make the model; says how many parameters it has, and which versions are at work. precision: of decoding."""
+        from . import systems
+
         versions = {"python": sys.version.split()[0], "torch": torch.__version__}
         with suppress(metadata.PackageNotFoundError):
             package = PACKAGES[self.name.split(",")[0]]
             versions[package] = metadata.version(package)
-        from . import systems
+        self.size, self.system = size, systems.make(self.name, size, precision, self.device)
+        return {"parameters": self.system.parameters(), "versions": versions}
 
-        if task == "attention":
-            torch.manual_seed(0)
-            self.call, module = systems.attention_of(self.name, work.SIZES[size])
-            self.module = module.to(self.device)
-            count = sum(p.numel() for p in module.parameters())
-        else:
-            self.system = systems.make(self.name, size, table, None if task == "train" else precision, self.device)
-            count = self.system.parameters()
-        return {"parameters": count, "versions": versions, "threads": torch.get_num_threads()}
-
-    def visit(self, kind, precision, first=False, trim=False, **options):
+    def visit(self, kind, precision, setting, first=False, trim=False, **options):
         """Do a cell's work once and time it. `first`: after something untimed, and the peak of memory is looked at."""
         function = getattr(self, f"_{kind}")
         result = {}
+        self.system.arrange(*setting)
         if first or trim:
             known = self.give_back()
             function(precision, **self.shorter(options))
@@ -163,30 +157,23 @@ class Bench:
         return known
 
     def shorter(self, options):
-        """What to do untimed: one unit, or two where a compiler sees more at the second; without a cache some tokens only."""
-        few = {"written": 4} if self.name in ("torch", "joeynmt") and "beam" in options else {}
-        return options | {"units": 2 if "compiled" in self.name else 1} | few
+        """What to do untimed: one unit, or two where a compiler sees more at the second."""
+        return options | {"units": 2 if "compiled" in self.name else 1}
 
-    def _batches(self, lengths, order, units, tokens):
-        """The padded batches of a cell, made once."""
-        key = (lengths, order, units, tokens)
-        if key not in self.data:
+    def _batches(self, units, tokens):
+        """The batches of a cell, made once."""
+        if (units, tokens) not in self.data:
             from annotated.batches import Batch
 
-            if lengths == "equal":
-                table, groups = np.concatenate([work.equal_lengths(tokens)] * units), None
-                groups = np.array_split(np.arange(len(table)), units)
-            else:
-                table = work.ragged_lengths(work.POOL)
-                groups = work.cut(table, order, tokens)[:units]
-            pairs = work.sentences(table, work.SIZES[self.size].vocab_size)
-            collated = [Batch.collate([pairs[i] for i in group]).to(self.device) for group in groups]
-            self.data[key] = [(batch.source, batch.target_in, batch.target_out) for batch in collated]
-        return self.data[key]
+            pairs = work.sentences(np.concatenate([work.equal_lengths(tokens)] * units), work.SIZES[self.size].vocab_size)
+            of_one = len(pairs) // units
+            collated = [Batch.collate(pairs[i * of_one:(i + 1) * of_one]).to(self.device) for i in range(units)]
+            self.data[units, tokens] = [(batch.source, batch.target_in, batch.target_out) for batch in collated]
+        return self.data[units, tokens]
 
-    def _train(self, precision, lengths="equal", order="bucketed", units=1, tokens=work.TOKENS):
+    def _train(self, precision, units=1, tokens=work.TOKENS):
         total = 0
-        for batch in self._batches(lengths, order, units, tokens):
+        for batch in self._batches(units, tokens):
             loss = self.system.train_step(batch, precision)
             if not 0 < loss < 1e7:
                 raise ArithmeticError(f"the loss is {loss}")
@@ -206,26 +193,13 @@ class Bench:
             total += batch * written
         return total
 
-    def _attention(self, precision, length=32, training=True, units=1, tokens=work.TOKENS):
-        d_model = work.SIZES[self.size].d_model
-        self.module.train(training)
-        for _ in range(units):
-            x = torch.randn(tokens // length, length, d_model, device=self.device, requires_grad=training)
-            with torch.set_grad_enabled(training), torch.autocast(self.device, torch.bfloat16, enabled=precision == "bf16"):
-                y = self.call(x)
-            if training:
-                y.sum().backward()
-                self.module.zero_grad()
-        return units * tokens
-
 
 def main():
     """Keep standard output for replies; whatever libraries print goes to standard error."""
     warnings.filterwarnings("ignore")
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    name, threads, *device = sys.argv[1:]
-    serve(Bench(name, int(threads), *device).handle, sys.stdin, replies)
+    serve(Bench(*sys.argv[1:]).handle, sys.stdin, replies)
 
 
 if __name__ == "__main__":

@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from annotated.transformer import Transformer, TransformerConfig
 from benchmarks import __main__ as program
 from benchmarks import over, protocol, report, work
 from benchmarks.protocol import Worker, WorkerFailed
+from benchmarks.systems import make
+from benchmarks.worker import Bench
 
 ROOT = Path(__file__).parents[1]
 FAKE = """
@@ -49,14 +49,14 @@ def fake():
 
 def made_up(name="greedy, base, batch 32", task="greedy", entrants=(), **changes):
     """A cell of a report, made by hand."""
-    cell = {"name": name, "task": task, "size": "base", "table": "fair", "lengths": "equal", "batch": 32, "units": 1, "training": True,
-            "lost_rounds": 0, "foreign": {"mean": 0.0, "worst": 0.0}, "entrants": list(entrants)}
+    cell = {"name": name, "task": task, "size": "base", "batch": 32, "units": 1, "lost_rounds": 0,
+            "foreign": {"mean": 0.0, "worst": 0.0}, "entrants": list(entrants)}
     return cell | changes
 
 
 def row(system, precision, seconds, tokens=1280, **changes):
-    return {"system": system, "precision": precision, "order": "bucketed", "name": f"{system} {precision}", "seconds": seconds,
-            "tokens": tokens, "peak": 2**30, "parameters": 10, "versions": {"torch": "2"}, "threads": 2} | changes
+    return {"system": system, "precision": precision, "name": f"{system} {precision}", "seconds": seconds, "tokens": tokens,
+            "peak": 2**30, "parameters": 10, "versions": {"torch": "2"}, "setting": [1, 2], "tried": [[1, 2, 9.0]]} | changes
 
 
 def run_of(cells, rates=(), **changes):
@@ -64,6 +64,11 @@ def run_of(cells, rates=(), **changes):
     machine = {"processor": "P", "cores": 2, "threads": 2, "memory": 2**34, "flags": [], "device": "cpu"}
     return {"command": "python -m benchmarks", "machine": machine, "rates": list(rates), "cells": list(cells),
             "load": {"before": 0.0, "worst": 0.0}, "disturbed": False, "revision": "1234567890"} | changes
+
+
+def claim_of(cell, precision="best", what=work.SPEED):
+    claim, = (claim for claim in work.AIMS if (claim.cell, claim.precision, claim.what) == (cell, precision, what))
+    return claim
 
 
 # -- figures --------------------------------------------------------------------------------------------------------
@@ -75,44 +80,37 @@ def test_times_as_fast_counts_tokens_not_visits():
     assert report.times_as_fast(ours, theirs) == pytest.approx((3.0, 1.0, 4.0))
 
 
-def test_report_shows_ratios_failures_aims_and_the_busy_mark():
-    cell = made_up(entrants=[row("annotated", "bf16", [1.0]), row("ctranslate2", "int8", [1.6]), row("marian", "bf16", [1.5]),
-                             {"system": "joeynmt", "precision": "fp32", "order": "bucketed", "name": "joeynmt fp32", "failed": "no luck"}])
+def test_report_shows_settings_ratios_failures_aims_and_the_busy_mark():
+    cell = made_up(entrants=[row("annotated", "bf16", [1.0], setting=[2, 1]), row("ctranslate2", "int8", [1.6]),
+                             row("marian", "bf16", [1.5], setting=[1, 1]),
+                             {"system": "joeynmt", "precision": "fp32", "name": "joeynmt fp32", "failed": "no luck"}])
     results = run_of([cell], disturbed=False, command="c")
     text = report.tables(results)
-    assert "| marian bf16 | 853 | 1.50 (1.50–1.50) | 1,024 |" in text
+    assert "| annotated bf16 | 2 × 1 | 1,280 | 1.00 (1.00–1.00) | 1,024 |" in text
+    assert "| marian bf16 | 1 | 853 | 1.50 (1.50–1.50) | 1,024 |" in text
     assert "joeynmt fp32 | failed: no luck" in text
-    assert "| greedy, base, batch 32 | annotated best | ctranslate2 best | ≥ 1.0 | 1.60 ✓ |" in text
-    assert "| greedy, base, batch 32 | annotated best | others best | ≥ 1.3 | 1.50 ✓ |" in text
+    aim = "| greedy, base, batch 32 | times as fast as the quickest peer | {} | ≥ 1.0 | {} |"
+    assert aim.format("marian bf16", "1.50 ✓") in text, "the quickest peer, and no other"
     cell["entrants"][0]["seconds"] = [1.7]
-    text = report.tables(results)
-    assert "| ctranslate2 best | ≥ 1.0 | 0.94 ✗ |" in text and "| others best | ≥ 1.3 | 0.88 ✗ |" in text
+    assert aim.format("marian bf16", "0.88 ✗") in report.tables(results), "a race that is lost is told alike"
     assert "under load" not in text
     results |= {"disturbed": True, "load": {"before": 0.4, "worst": 0.2}}
     assert "A run under load: others took up to 40% of the machine." in report.tables(results)
 
 
-def test_attention_by_itself_has_a_table_of_microseconds():
-    cells = [made_up(f"attention, length {length}, forwards", "attention", [
-        row("annotated", "fp32", [0.002 * length], tokens=1000), row("annotated", "bf16", [0.001 * length], tokens=1000),
-        {"system": "torch", "precision": "fp32", "order": "bucketed", "name": "torch fp32", "failed": "no luck"}]) for length in (1, 2)]
-    text = report.tables(run_of(cells, command="c"))
-    assert "| | annotated fp32 | annotated bf16 | torch fp32 |" in text
-    assert "| length 1, forwards | 2.00 | 1.00 | – |" in text and "| length 2, forwards | 4.00 | 2.00 | – |" in text
-
-
-def test_every_aim_is_measured_by_some_cell():
-    cells = work.cells()
-    for claim in (*work.AIMS, *work.claims()):
-        rows = [made_up(cell.name, cell.task, [row(one.system, one.precision, [1.0], order=one.order) for one in cell.entrants])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_every_aim_is_measured_by_some_cell(compiled):
+    cells = work.cells(compiled=compiled)
+    for claim in work.AIMS:
+        rows = [made_up(cell.name, cell.task, [row(one.system, one.precision, [1.0]) for one in cell.entrants])
                 for cell in cells if cell.name == claim.cell]
         rates = {"fp32": 1e12, "bf16": 1e12, "int8": 1e12, "bandwidth": 1e10}
-        assert report.figure(run_of(rows, [rates]), claim) is not None, claim.key
-    assert {claim.theirs.system for claim in work.claims()} == {"torch", "marian", "x-transformers", "joeynmt", "ctranslate2"}
-    assert len({claim.key for claim in work.AIMS}) == len(work.AIMS) and len({claim.key for claim in work.claims()}) == len(work.claims())
-    assert {cell.name for cell in work.cells(quick=True)} <= {cell.name for cell in cells}
-    assert len({(cell.name, entrant) for cell in cells for entrant in cell.entrants}) == sum(len(cell.entrants) for cell in cells)
-    assert sum(cell.seconds for cell in cells) < 16 * 60 and sum(cell.seconds for cell in work.cells(quick=True)) < 5 * 60
+        assert report.figure(run_of(rows, [rates]), claim) is not None, claim
+    assert len({(claim.name, claim.what) for claim in work.AIMS}) == len(work.AIMS)
+    assert {claim.cell for claim in work.AIMS} == {cell.name for cell in cells}, "every cell has an aim"
+    entrants = [(cell.name, entrant) for cell in cells for entrant in cell.entrants]
+    assert len(set(entrants)) == len(entrants)
+    assert {entrant.system for _, entrant in entrants} == {*work.TRAINERS, "ctranslate2", *(work.COMPILED if compiled else ())}
 
 
 def test_ceilings_are_those_of_the_work_by_hand():
@@ -123,7 +121,6 @@ def test_ceilings_are_those_of_the_work_by_hand():
     assert report.ceiling(cell, row("torch", "fp32", [1.0], tokens=4096), rates) == pytest.approx(4096 / (flops / 1e12))
     rates = {"fp32": 1e30, "bandwidth": 1e9}
     assert report.ceiling(cell, row("torch", "fp32", [1.0], tokens=4096), rates) == pytest.approx(4096 / (2 * 28 * sum(size.weights) / 1e9))
-    assert report.ceiling(made_up(task="attention"), row("torch", "fp32", [1.0]), rates) is None
 
 
 def test_the_paper_s_run_takes_as_long_as_its_tokens_and_a_share_of_the_products_alone():
@@ -136,30 +133,31 @@ def test_the_paper_s_run_takes_as_long_as_its_tokens_and_a_share_of_the_products
     assert f"| train | annotated fp32 | {share:.0%} | 1.16 |" in report.paper_table([cell | {"entrants": [ours]}], rates)
 
 
-def test_the_best_of_a_system_and_of_the_others_is_the_quickest_that_ran():
-    cell = made_up(entrants=[row("annotated", "fp32", [2.0]), row("annotated", "int8", [1.0]), row("annotated, compiled", "fp32", [0.1]),
-                             row("ctranslate2", "int8", [1.5]), row("ctranslate2", "fp32", [9.0]), row("marian", "fp32", [4.0]),
-                             row("joeynmt", "fp32", [3.0]), {**row("torch", "bf16", [0.5]), "failed": "no luck"},
-                             row("torch", "fp32", [0.2], order="random", name="torch fp32, random batches")])
-    names = {system: report.row_of(cell, work.Entrant(system, "best"))["name"] for system in ("annotated", "ctranslate2", "others")}
-    assert names == {"annotated": "annotated int8", "ctranslate2": "ctranslate2 int8", "others": "joeynmt fp32"}
-    assert report.row_of(cell, work.Entrant("annotated", "fp32"))["seconds"] == [2.0]
-    assert report.row_of(cell, work.Entrant("torch", "bf16")) is None is report.row_of(cell, work.Entrant("x-transformers", "best"))
-    claim = work.Claim(cell["name"], work.Entrant("annotated", "best"), work.Entrant("others", "best"))
-    assert report.figure(run_of([cell]), claim) == 3.0
-    assert report.figure(run_of([cell]), work.replace(claim, cell="beam 4, base, batch 32")) is None
+def test_a_claim_is_against_the_quickest_peer_that_ran():
+    """Ours at its best, too; failures, and systems of another precision where one is named, do not count."""
+    peers = [row("ctranslate2", "int8", [1.5]), row("ctranslate2", "fp32", [9.0]), row("marian", "fp32", [4.0]),
+             row("joeynmt", "bf16", [1.2]), {**row("torch", "bf16", [0.5]), "failed": "no luck"}]
+    cell = made_up(entrants=[row("annotated", "fp32", [2.0]), row("annotated", "int8", [1.0]), *peers])
+    found, peer = report.figure(run_of([cell]), claim_of(cell["name"]))
+    assert found == 1.2 and peer["name"] == "joeynmt bf16"
+    found, peer = report.figure(run_of([cell]), work.Claim(cell["name"], "fp32", 1.0))
+    assert found == 2.0 and peer["name"] == "marian fp32"
+    assert report.figure(run_of([cell]), claim_of("beam 4, base, batch 32")) is None, "another cell"
+    assert report.figure(run_of([cell | {"entrants": peers}]), claim_of(cell["name"])) is None, "ours failed"
+    assert report.best_of(cell, ["ctranslate2"])["name"] == "ctranslate2 int8" and report.best_of(cell, ["torch"]) is None
 
 
 def test_figures_of_memory_and_of_the_matrix_rate():
-    ours, theirs = row("annotated", "bf16", [1.0], tokens=2048, peak=60), row("torch", "bf16", [1.0], tokens=2048, peak=80)
-    cell = made_up("c", "train", [ours, theirs], batch=0)
+    """Memory is beside the leanest peer, who need not be the quickest."""
+    ours, lean = row("annotated", "bf16", [1.0], tokens=2048, peak=60), row("torch", "bf16", [3.0], tokens=2048, peak=80)
+    cell = made_up("train, base", "train", [ours, row("joeynmt", "bf16", [0.5], tokens=2048, peak=200), lean], batch=0)
     run = run_of([cell], [{"fp32": 1e12, "bf16": 1e14, "bandwidth": 1e10}, {"fp32": 1e12, "bf16": 2e14, "bandwidth": 1e10}])
-    claim = work.Claim("c", work.Entrant("annotated", "bf16"), work.Entrant("torch", "bf16"), 0.75, what="of the peak memory")
-    assert report.figure(run, claim) == 0.75 and report.reached(claim, 0.75) and not report.reached(claim, 0.76)
-    share = work.replace(claim, theirs=None, every=0.45, what="of the matrix rate")
+    claim = claim_of("train, base", "bf16", work.MEMORY)
+    assert report.figure(run, claim) == (0.75, lean) and report.reached(claim, claim.aim) and not report.reached(claim, claim.aim + 0.01)
+    share = claim_of("train, base", "bf16", work.SHARE)
     flops = 3 * work.forward_flops(work.SIZES["base"], [(32, 32)] * 64)
-    assert report.figure(run, share) == pytest.approx(flops / 2e14) and report.reached(share, 0.45) and not report.reached(share, 0.44)
-    assert report.reached(work.replace(share, every=None), 0.4) is None is report.reached(share, None)
+    assert report.figure(run, share) == (pytest.approx(flops / 2e14), None)
+    assert report.reached(share, share.aim) and not report.reached(share, share.aim - 0.01)
 
 
 def test_the_time_of_a_token_is_split_by_the_measured_rates():
@@ -199,84 +197,58 @@ def test_rates_hold_the_time_of_a_call(monkeypatch):
 
 # -- all stored runs ------------------------------------------------------------------------------------------------
 
+RATES = {"fp32": 1e12, "bf16": 1e12, "int8": 1e12, "bandwidth": 1e10, "call_us": 3.0}
+
 
 def three_runs():
-    """The same cell three times: ours 0.5, 2 and 1.2 times as fast; the last under load and handed on as a ratio only."""
-    rates = {"fp32": 1e12, "bf16": 1e12, "int8": 1e12, "bandwidth": 1e10}
-    first, second = (run_of([made_up(entrants=[row("annotated", "int8", [ours]), row("ctranslate2", "int8", [3 - ours])])], [rates])
-                     for ours in (2.0, 1.0))
-    copied = {"cell": "greedy, base, batch 32", "ours": "annotated best", "theirs": "ctranslate2 best", "found": 1.2}
-    third = run_of([], [{"bf16": 1e12, "bandwidth": 1e10}], found=[copied], disturbed=True, load={"before": None, "worst": 0.3})
-    del third["cells"]
-    third["machine"]["processor"] = "Q"
-    return {"A": first, "B": second, "C": third}
+    """The same cell three times: ours 0.5, 2 and 1.2 times as fast as the quickest peer, another one each; the last under load."""
+    seconds = ((2.0, 1.0, 4.0), (1.0, 2.0, 9.0), (1.0, 9.0, 1.2))
+    names = (("annotated", "int8"), ("ctranslate2", "int8"), ("marian", "fp32"))
+    runs = [run_of([made_up(entrants=[row(*name, [one]) for name, one in zip(names, each, strict=True)])], [RATES]) for each in seconds]
+    runs[2] |= {"disturbed": True, "load": {"before": 0.1, "worst": 0.3}}
+    return runs
 
 
 def test_worst_median_and_best_over_all_runs_by_hand():
-    runs = three_runs()
-    claim, = (claim for claim in work.AIMS if claim.cell == "greedy, base, batch 32" and claim.theirs.system == "ctranslate2")
+    runs, claim = three_runs(), claim_of("greedy, base, batch 32")
     found = over.figures(runs, claim)
-    assert found == {"A": 0.5, "B": 2.0, "C": 1.2}
-    assert over.spread(found, claim) == (("A", 0.5), 1.2, ("B", 2.0)) and over.met(found, claim) == (2, False)
-    assert over.spread(found, work.replace(claim, what="of the peak memory")) == (("B", 2.0), 1.2, ("A", 0.5))
-    floor = work.decoding_floor(work.SIZES["base"], 32, 1, report.best_rates(runs["A"]), "int8")[2]
-    assert over.ceilings(runs, claim) == pytest.approx((floor / 2, floor))
+    assert [(number, value, peer["system"]) for number, value, peer in found] == \
+        [(1, 0.5, "ctranslate2"), (2, 2.0, "ctranslate2"), (3, 1.2, "marian")]
+    assert over.spread(found, claim) == (0.5, 1.2, 2.0)
+    assert over.spread(found, claim_of("train, base", "bf16", work.MEMORY)) == (2.0, 1.2, 0.5), "of memory less is better"
     text = over.tables(runs)
-    assert (f"| greedy, base, batch 32 | best | ctranslate2 best | 0.50 A | 1.20 | 2.00 B | {floor / 2:.0%}–{floor:.0%} "
-            "| ≥ 1.0, median ≥ 1.3 | 2 of 3, median ✗ | 0.50 A ✗ |") in text
-    assert f"| int8 | ctranslate2 int8 | 0.50 A | 1.25 | 2.00 B | {floor / 2:.0%}–{floor:.0%} | 2 |" in text
-    assert "| C | Q, 2 threads; incomplete; under load | ?, 1,000, ? | 10 | ? | 30% | 1234567 |" in text
-    assert over.reached_by_all(runs) == (0, 1) and over.reached_by_all({"B": runs["B"]}) == (1, 1)
-    assert over.reached_by_all({"B": runs["B"], "C": runs["C"]}) == (1, 1), "the median of 2 and 1.2 is enough"
-    assert over.reached_by_all({"C": runs["C"]}) == (0, 1), "1.2 is enough for every run, and too little for the median"
-    later = runs | {"D": runs["B"]}  # the last three have no A any more
-    assert over.reached_by_all(later) == (0, 1) and over.reached_by_all(later, over.latest) == (1, 1)
-    assert "≥ 1.0, median ≥ 1.3 | 3 of 4, median ✓ | 1.20 C ✓ |" in over.claims_table(later, work.AIMS, aims=True)
-    assert over.quote(runs, claim.cell, ("annotated", "best"), ("ctranslate2", "best")) == "0.50 / 1.20 / 2.00"
-    assert over.quote(runs, claim.cell, ("annotated", "int8"), ("ctranslate2", "int8")) == "0.50 / 1.25 / 2.00 (2 runs)"
-    assert over.extent(runs) == "3 runs on machines of 2 names"
-    assert over.marks(runs["A"]) == [] and over.marks(runs["A"] | {"command": "python -m benchmarks --only ^train"}) == ["some cells"]
+    assert f"| greedy, base, batch 32 | {work.SPEED} | CTranslate2 or MarianMT | 0.50 | 1.20 | 2.00 | ≥ 1.0 | ✗ |" in text
+    assert "| 3 | P, 2 threads; under load | 1,000, 1,000, 1,000 | 10 | 3.0 | 30% | 1234567 |" in text
+    assert "| 3 | greedy, base, batch 32 | annotated int8 | 2 | 1,280 | marian fp32 | 2 | 1,067 |" in text
+    assert over.reached_by_all(runs) == (0, 1) and over.reached_by_all(runs[1:]) == (1, 1), "reached is what every run reached"
+    assert over.quote(runs, claim.cell) == "0.50 / 1.20 × CTranslate2 or MarianMT"
+    assert over.extent(runs) == "3 runs on 1 kind of machine"
 
 
-def test_runs_are_lettered_by_their_files_and_reported_by_folder(tmp_path, monkeypatch, capsys):
-    for name, run in zip(("b-1", "b-1-2", "a-9"), three_runs().values(), strict=True):
+def test_kinds_of_machine_are_told_by_measured_rates_not_by_names():
+    """One name at two speeds is two kinds, two names at one speed are one."""
+    runs = three_runs()
+    runs[1]["machine"]["processor"] = "Q"
+    runs[2]["rates"] = [RATES | {"bf16": 2e12}]
+    assert over.kinds(runs) == [[1, 2], [3]] and over.extent(runs) == "3 runs on 2 kinds of machine"
+
+
+def test_runs_are_reported_by_folder_in_the_order_of_their_numbers(tmp_path, monkeypatch, capsys):
+    for name, run in zip(("01-b", "02-a", "10-a"), three_runs(), strict=True):
         (tmp_path / f"{name}.json").write_text(json.dumps(run))
     runs = over.stored(tmp_path)
-    assert list(runs) == ["A", "B", "C"] and "found" in runs["A"]
-    assert [runs[letter]["cells"][0]["entrants"][0]["seconds"] for letter in "BC"] == [[2.0], [1.0]]
-    for number in range(27):
-        (tmp_path / f"c-{number:02d}.json").write_text("{}")
-    many = list(over.stored(tmp_path))
-    assert len(set(many)) == 30 and many[23:26] == ["Z", "AA", "AB"] and not set("IO") & set("".join(many)), "I and O look like marks"
-    for path in tmp_path.glob("c-*"):
-        path.unlink()
+    assert [run["cells"][0]["entrants"][0]["seconds"] for run in runs] == [[2.0], [1.0], [1.0]] and runs[2]["disturbed"]
     monkeypatch.chdir(tmp_path)
     assert program.main(["--report", str(tmp_path)]) == 0
     assert capsys.readouterr().out == over.tables(runs) + "\n" and (tmp_path / "_build/bench/bench_over.png").exists()
 
 
-def test_the_picture_holds_every_run_of_every_cell_and_says_who_leads():
-    runs = three_runs()
-    (training, writing), name = over.draw(runs).axes, "greedy, base, batch 32"
-    assert writing.chart_table[1] == [[name, "ctranslate2", "A", 0.5], [name, "ctranslate2", "B", 2.0], [name, "ctranslate2", "C", 1.2]]
-    letters = {text.get_text(): text.get_position()[0] for text in writing.texts}
-    assert letters == {"A": 0.5, "B": 2.0, "C": 1.2} and not training.texts
-    found = {name for cell in work.cells() if cell.task in ("train", "greedy", "beam") for name in [cell.name]}
-    assert {cell for task in ("train", "write") for cell, _ in over.rows(task)} == found
-    for letters, where in (("ABC", "ahead in some runs"), ("BC", "ahead in every run"), ("A", "ahead in none")):
-        sides = over.sides({letter: runs[letter] for letter in letters}, "write")
-        assert sides[where] == [name] and sum(sides.values(), []) == [name]
-
-
-@given(st.dictionaries(st.text("ABCDEFGH", min_size=1, max_size=1), st.floats(0.3, 9)), st.floats(1.01, 1.5))
-def test_letters_of_one_lane_stand_apart_and_the_lanes_are_few(found, apart):
-    """No more lanes than the most figures that lie within a factor of one another: fewer cannot do."""
-    places, count = over.lanes(found, apart)
-    assert places.keys() == found.keys() and set(places.values()) == set(range(count))
-    for lane in range(count):
-        values = sorted(found[letter] for letter in places if places[letter] == lane)
-        assert all(high >= apart * low for low, high in itertools.pairwise(values))
-    assert count == max((sum(low <= value < apart * low for value in found.values()) for low in found.values()), default=0)
+def test_the_picture_holds_every_run_and_names_the_quickest_peer():
+    axis, = over.draw(three_runs()).axes
+    name = "greedy, base, batch 32"
+    assert axis.chart_table[1] == [[name, "ctranslate2 int8", 1, 0.5], [name, "ctranslate2 int8", 2, 2.0], [name, "marian fp32", 3, 1.2]]
+    dots = [line.get_xdata()[0] for line in axis.lines if line.get_marker() == "o"]
+    assert dots == [0.5, 2.0, 1.2] and [text.get_text() for text in axis.texts] == ["CTranslate2 or MarianMT"]
 
 
 def test_a_run_is_named_by_machine_and_revision_and_overwrites_none(tmp_path):
@@ -294,7 +266,7 @@ def test_a_run_is_named_by_machine_and_revision_and_overwrites_none(tmp_path):
     names[0].unlink()
     (tmp_path / "99-other.json").write_text("")
     assert program.place(results, options, tmp_path).name == f"100-{stem}.json", "after the last, whatever is gone"
-    for partial in (["--quick"], ["--only", "greedy"], ["--systems", "torch"], ["--against", "HEAD"], ["--effort", "0.5"]):
+    for partial in (["--only", "greedy"], ["--systems", "torch"], ["--against", "HEAD"], ["--effort", "0.5"]):
         assert program.place(results, program.parse(partial), tmp_path).parent == program.BUILD
     assert program.place(results, program.parse(["--busy-anyway"]), tmp_path).parent == tmp_path, "a run under load is kept, and marked"
 
@@ -304,21 +276,18 @@ def test_the_readmes_quote_what_all_stored_runs_found():
     runs = over.stored(ROOT / "results" / "bench")
     assert over.row_of_readme(runs) in (ROOT / "README.md").read_text(encoding="utf-8").split("\n"), "run `make results`"
     assert over.row_of_results(runs) in (ROOT / "results" / "README.md").read_text(encoding="utf-8"), "run `make results`"
-    for run in runs.values():
-        worst = max([share for share in run["load"].values() if share is not None], default=0.0)
-        assert run["disturbed"] == (worst > report.FOREIGN) and report.best_rates(run)["bandwidth"] > 0
-        assert ("found" in run) != ("cells" in run) and ("found" not in run or run["complete"] is False)
-    first = next(run for run in runs.values() if run["revision"].startswith("c279044"))
-    ratio = report.figure(first, work.AIMS[0])
-    seconds = {entrant["name"]: np.median(entrant["seconds"]) for entrant in first["cells"][1]["entrants"]}
-    assert ratio == pytest.approx(seconds["torch bf16"] / seconds["annotated bf16"])
-    assert f"training in bf16 {ratio:.2f} / {ratio:.2f} / {ratio:.2f} ×" in over.row_of_results({"A": first})
-    rows = {row["system"]: np.median(row["seconds"]) for row in first["cells"][1]["entrants"] if row["system"] != "annotated"}
-    name = min(rows, key=rows.get)
-    assert name == "joeynmt" and first["cells"][1]["name"] == "train, base, equal lengths, fair"
-    found = rows[name] / seconds["annotated bf16"]
-    told = f"in bf16 {found:.2f} / {found:.2f} / {found:.2f} × the quickest peer (JoeyNMT in 1)"
-    assert told in over.row_of_readme({"A": first}) and told in over.row_of_results({"A": first})
+    for run in runs:
+        assert run["disturbed"] == (max(run["load"].values()) > report.FOREIGN) and report.best_rates(run)["bandwidth"] > 0
+        assert {cell["name"] for cell in run["cells"]} == {cell.name for cell in work.cells()}, "a part is no run"
+        for one in (one for cell in run["cells"] for one in cell["entrants"] if "failed" not in one):
+            assert one["setting"] == max(one["tried"], key=lambda tried: tried[2])[:2], "raced in the best of its settings"
+        hands = {(cell["task"], cell["size"], cell["batch"]): report.hand_and_harness(cell) for cell in run["cells"] if "by_hand" in cell}
+        assert hands.keys() == program.BY_HAND
+    ours, theirs = ([np.median(one["seconds"]) for one in runs[0]["cells"][1]["entrants"] if (one["system"] == "annotated") is mine]
+                    for mine in (True, False))
+    assert runs[0]["cells"][1]["name"] == "train, base" and len(ours) == 1
+    assert report.figure(runs[0], claim_of("train, base", "bf16"))[0] == pytest.approx(min(theirs) / ours[0])
+    assert f"bf16 {min(theirs) / ours[0]:.2f} / " in over.row_of_readme(runs[:1])
 
 
 # -- rounds ---------------------------------------------------------------------------------------------------------
@@ -393,16 +362,53 @@ def test_a_busy_machine_is_refused(monkeypatch, tmp_path, capsys):
     assert not (tmp_path / "results").exists()
 
 
+def group_of(seconds, failed=()):
+    """Made-up processes: a visit takes seconds(system, precision, setting), and writes 100 tokens."""
+    class Made:
+        key = staticmethod(program.Group.key)
+        failed, facts, asked = {}, {}, []
+
+        def visit(self, key, first, request, setting):
+            self.asked.append((key[0], setting))
+            self.facts[key] = {"parameters": 1}
+            if key in failed:
+                self.failed[key] = "no luck"
+                return None
+            return {"seconds": seconds(*key, setting), "tokens": 100}
+
+    return Made()
+
+
+def test_every_system_races_in_the_setting_that_it_does_best_in():
+    """Of threads 4, 2, 1 and four workers of one: the figures are those of the best, whatever the others did."""
+    best = {"annotated": (1, 4), "ctranslate2": (4, 1), "marian": (1, 1)}
+    watch = type("Watch", (), {"seconds": 2.0, "start": lambda self: None, "foreign": lambda self: 0.0})()
+    group = group_of(lambda system, _, setting: 0.1 if setting == best[system] else 0.5, failed=[("torch", "fp32")])
+    cell = work.Cell("greedy", "tiny", tuple(work.Entrant(system) for system in (*best, "torch")), batch=32, seconds=1e9)
+    options = program.parse(["--threads", "4", "--effort", "0.0001"])
+    found = program.run_cell(cell, group, watch, options)
+    rows = {one["system"]: one for one in found["entrants"]}
+    assert rows.pop("torch")["failed"] == "no luck"
+    for system, one in rows.items():
+        assert one["setting"] == best[system] and set(one["seconds"]) == {0.1}
+        assert [tuple(tried[:2]) for tried in one["tried"]] == [(1, 4), (1, 2), (1, 1), (4, 1)]
+        assert [tried[2] for tried in one["tried"]] == [1000 if tuple(tried[:2]) == best[system] else 200 for tried in one["tried"]]
+
+
+def test_settings_end_at_the_threads_there_are():
+    one, batch, train = (work.Cell(task, "tiny", (), count) for task, count in (("greedy", 1), ("greedy", 32), ("train", 0)))
+    assert work.settings(one, 1) == work.settings(batch, 1) == [(1, 1)]
+    assert work.settings(one, 6) == work.settings(train, 6) == [(1, 6), (1, 3), (1, 1)], "one sentence is not shared"
+    assert work.settings(batch, 2) == [(1, 2), (1, 1), (2, 1)] and work.settings(train, 2, "torch, compiled") == [(1, 2)]
+
+
 @pytest.mark.parametrize(("arguments", "worst", "lost"), [([], 0.08, 2), (["--busy-anyway"], 0.3, 0)])
 def test_the_load_of_a_cell_is_that_of_the_rounds_that_count(arguments, worst, lost):
     """Of four rounds, two of them disturbed: they are measured again, or kept and told."""
     shares = iter([0.05, 0.3, 0.2, 0.08] + [0.01] * 30)
     watch = type("Watch", (), {"seconds": 2.0, "start": lambda self: None, "foreign": lambda self: next(shares)})()
-    key = program.Group.key
-    group = type("Group", (), {"key": staticmethod(key), "failed": {}, "facts": {("annotated", "fp32"): {"parameters": 1}},
-                               "visit": lambda *_: {"seconds": 1.0, "tokens": 5}})()
     cell = work.Cell("greedy", "tiny", (work.Entrant("annotated"),), batch=1, seconds=1e9)
-    found = program.run_cell(cell, group, watch, program.parse(arguments))
+    found = program.run_cell(cell, group_of(lambda *_: 1.0), watch, program.parse(arguments))
     assert found["foreign"]["worst"] == worst and found["lost_rounds"] == lost and len(found["entrants"][0]["seconds"]) == 9
 
 
@@ -439,7 +445,7 @@ def handle(request):
         return {"fp32": 1e12, "bf16": 2e12, "int8": 2e12, "bandwidth": 1e10}
     if request["do"] == "build":
         if name == "marian": raise ImportError("no such package")
-        return {"parameters": 1, "versions": {"torch": "2"}, "threads": 1}
+        return {"parameters": 1, "versions": {"torch": "2"}}
     count[0] += 1
     if name == "torch" and count[0] == 2: os._exit(1)
     return {"seconds": 0.5 if name == "torch" else 0.25, "tokens": 100, **({"peak": 5} if request["first"] else {})}
@@ -448,10 +454,9 @@ serve(handle, sys.stdin, sys.stdout)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(program.Watch, "foreign", lambda self: load)
     monkeypatch.setattr(program.report, "draw", lambda *_: [])
-    monkeypatch.setattr(program.Group, "start", staticmethod(lambda system, table, options: Worker(
+    monkeypatch.setattr(program.Group, "start", staticmethod(lambda system, options: Worker(
         [sys.executable, "-c", code, system], {**os.environ, "PYTHONPATH": str(ROOT)})))
-    arguments = ["--only", "train, base, equal lengths, fair", "--systems", "annotated,torch,marian", "--effort", "0.05",
-                 "--busy-anyway"]
+    arguments = ["--only", "train, base", "--systems", "annotated,torch,marian", "--effort", "0.05", "--threads", "1", "--busy-anyway"]
     assert program.main(arguments) == 0
     results = json.loads((tmp_path / "_build/bench/part.json").read_text())
     assert results["load"]["before"] == load and results["disturbed"] is (load > 0.1) and len(results["rates"]) == 1
@@ -460,32 +465,10 @@ serve(handle, sys.stdin, sys.stdout)
     assert rows["annotated fp32"]["tokens"] == 100 and len(rows["annotated fp32"]["seconds"]) >= 3 and rows["annotated fp32"]["peak"] == 5
     assert rows["marian fp32"]["failed"] == "ImportError: no such package"
     assert "ended with status 1" in rows["torch fp32"]["failed"]
-    assert "| annotated fp32 | 400 | 1.00" in capsys.readouterr().out
+    assert "| annotated fp32 | 1 | 400 | 1.00" in capsys.readouterr().out
 
 
 # -- the work -------------------------------------------------------------------------------------------------------
-
-
-def test_ragged_lengths_are_as_described():
-    lengths = work.ragged_lengths(20_000)
-    assert lengths.shape == (20_000, 2) and lengths.min() >= 2 and lengths.max() == 100
-    assert lengths.mean(axis=0) == pytest.approx([27, 27], abs=0.5)
-    logs = np.log(lengths[:, 0])
-    assert logs.std() == pytest.approx(0.55, abs=0.03) and abs(((logs - logs.mean()) ** 3).mean() / logs.std() ** 3) < 0.2
-    assert np.array_equal(lengths[:50], work.ragged_lengths(20_000)[:50]), "the same for every process"
-
-
-@pytest.mark.parametrize("order", ["bucketed", "random"])
-def test_batches_hold_every_sentence_once_and_about_2048_tokens(order):
-    lengths = work.ragged_lengths(2000)
-    batches = work.cut(lengths, order)
-    assert sorted(i for batch in batches for i in batch) == list(range(2000))
-    tokens = [lengths[batch, 1].sum() for batch in batches]
-    assert 1700 < np.mean(tokens) <= 2100
-    if order == "bucketed":
-        assert max(len(batch) * lengths[batch].max() for batch in batches) <= 2048
-    equal = work.equal_lengths()
-    assert equal.shape == (64, 2) and (equal == 32).all()
 
 
 def test_sentences_have_the_lengths_with_their_ends():
@@ -535,75 +518,80 @@ def test_sizes_are_the_models_own():
 
 @pytest.fixture
 def small(monkeypatch):
+    threads = torch.get_num_threads()
     monkeypatch.setitem(work.SIZES, "tiny", work.Size(1, 16, 32, 2, 60))
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("system", ["annotated", "torch", "marian"])
 def test_systems_learn_and_write_as_many_tokens_as_asked(system, small):
     """Those whose packages the tests have anyway: a loss that falls, the same dropout places, 40 tokens without an end."""
-    from benchmarks.worker import Bench
-
-    threads = torch.get_num_threads()
-    bench = Bench(system, 1)
-    try:
-        facts = bench.handle({"do": "build", "task": "train", "size": "tiny", "table": "fair"})
-        assert facts["threads"] == 1 and facts["parameters"] == sum(p.numel() for p in bench.system.model.parameters() if p.requires_grad)
-        batch = bench._batches("equal", "bucketed", 1, 128)[0]
-        for group in bench.system.optimizer.param_groups:
-            group["lr"] = 0.01
-            assert group["fused"]
-        losses = [bench.system.train_step(batch, "fp32") for _ in range(8)]
-        assert losses[-1] < losses[0]
-        rates = [m.p for m in bench.system.model.modules() if isinstance(m, torch.nn.Dropout)]
-        assert sorted(set(rates)) in ([0.0, 0.1], [0.1], [])
-        bench.handle({"do": "build", "task": "greedy", "size": "tiny", "table": "fair", "precision": "fp32"})
-        for beam in (1, 4):
-            reply = bench.handle({"do": "visit", "kind": "write", "precision": "fp32", "beam": beam, "batch": 2, "first": True})
-            assert reply["tokens"] == 80 and reply["seconds"] > 0
-    finally:
-        torch.set_num_threads(threads)
+    bench = Bench(system)
+    facts = bench.handle({"do": "build", "size": "tiny"})
+    assert facts["parameters"] == sum(p.numel() for p in bench.system.model.parameters() if p.requires_grad)
+    visit = {"precision": "fp32", "setting": [1, 1]}
+    reply = bench.handle({"do": "visit", **visit, "kind": "train", "tokens": 128, "first": True})
+    assert reply["tokens"] == 128 and torch.get_num_threads() == 1
+    batch = bench._batches(1, 128)[0]
+    for group in bench.system.optimizer.param_groups:
+        group["lr"] = 0.01
+        assert group["fused"]
+    losses = [bench.system.train_step(batch, "fp32") for _ in range(8)]
+    assert losses[-1] < losses[0]
+    rates = [m.p for m in bench.system.model.modules() if isinstance(m, torch.nn.Dropout)]
+    assert sorted(set(rates)) in ([0.0, 0.1], [0.1], [])
+    if system == "torch":  # which has no decoding of its own
+        return
+    bench.handle({"do": "build", "size": "tiny", "precision": "fp32"})
+    for beam in (1, 4):
+        reply = bench.handle({"do": "visit", **visit, "kind": "write", "beam": beam, "batch": 2, "first": True})
+        assert reply["tokens"] == 80 and reply["end"] - reply["start"] == reply["seconds"] > 0
 
 
 @pytest.mark.parametrize("system", ["annotated", "torch", "marian"])
 def test_compiled_systems_learn_the_same(system, small, monkeypatch, unenforced):
-    from benchmarks.systems import make
-    from benchmarks.worker import Bench
+    """A backend that does nothing but keep the graphs: each step runs through them, and the losses are those without."""
+    graphs, calls = [], []
 
-    kept = []
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=lambda graph, _: kept.append(graph) or graph.forward))
-    bench = Bench(system, torch.get_num_threads())
+    def backend(graph, _):
+        graphs.append(graph)
+        return lambda *arguments: calls.append(graph) or graph.forward(*arguments)
+
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self: setattr(self, "_compiled_call_impl", torch.compile(self._call_impl)))
+    bench = Bench(system)
     bench.size = "tiny"
-    batch, losses = bench._batches("equal", "bucketed", 1, 128)[0], {}
+    batch, losses = bench._batches(1, 128)[0], {}
     for name in (system, f"{system}, compiled"):
-        one = make(name, "tiny", "fair")
-        assert not kept
+        one = make(name, "tiny")
+        assert not graphs, "the plain one was compiled"
         torch.manual_seed(1)
         losses[name] = [one.train_step(batch, "fp32") for _ in range(3)]
-    assert kept, "nothing was compiled"
-    assert losses[system] == pytest.approx(losses[name], rel=1e-5)
+    assert len(calls) >= 3, "not every step went through what was compiled"
+    assert len(set(losses[system])) == 3 and losses[system] == pytest.approx(losses[name], rel=1e-5)
 
 
-def test_on_a_gpu_all_may_compile():
-    def entrants(device, name):
-        return {str(entrant) for cell in work.cells(device=device) if cell.name == name for entrant in cell.entrants}
-
-    for name in {cell.name for cell in work.cells() if cell.task == "train" and cell.lengths == "equal"}:
-        assert entrants("cuda", name) - entrants("cpu", name) == {f"{system}, compiled bf16" for system in work.TRAINERS}
-
-
-def test_beams_around_torch_find_what_greedy_finds_with_one(small):
-    """The beam search that people write: with beams it is never worse than greedy by the model's own score."""
-    from benchmarks.systems import END, NEVER, Torch
-
-    system = Torch("tiny", "fair", "fp32")
-    source = torch.randint(4, 59, (3, 6), generator=torch.Generator().manual_seed(0))
-
-    def score(found):
-        with torch.no_grad():
-            logits = system.model(source, torch.cat([torch.ones(3, 1, dtype=torch.long), torch.tensor(found)[:, :-1]], dim=1))
-            logits[..., END] += NEVER
-            return logits.log_softmax(-1).gather(-1, torch.tensor(found)[..., None]).sum(dim=(1, 2))
-
-    greedy, beams = system.write(source, 1, 5), system.write(source, 4, 5)
-    assert (score(beams) >= score(greedy) - 1e-5).all() and len(beams[0]) == 5
-    assert all(END not in row for row in greedy + beams)
+def test_several_workers_share_a_batch_and_are_timed_from_the_first_start_to_the_last_end(monkeypatch):
+    """Two made-up workers: 17 and 16 of 33 sentences; one begins at 1 s, the other ends at 5 s."""
+    code = """
+import os, sys
+from benchmarks.protocol import serve
+number = int(sys.argv[1])
+def handle(request):
+    if request["do"] == "build":
+        return {"parameters": 1, "versions": {}}
+    assert request["setting"] == [1, 1], request
+    return {"seconds": 3.0, "start": 1.0 + number, "end": 4.0 + number, "tokens": 40 * request["batch"]}
+serve(handle, sys.stdin, sys.stdout)
+"""
+    numbers = itertools.count()
+    monkeypatch.setattr(program.Group, "start", staticmethod(lambda system, options: Worker(
+        [sys.executable, "-c", code, str(next(numbers))], {**os.environ, "PYTHONPATH": str(ROOT)})))
+    cell = work.Cell("greedy", "tiny", (work.Entrant("annotated"),), batch=33)
+    group = program.Group([cell], program.parse([]), {})
+    try:
+        request = program.request_of(cell, cell.entrants[0], work.TOKENS)
+        assert group.visit(("annotated", "fp32"), True, request, (2, 1)) == {"seconds": 4.0, "tokens": 40 * 33}
+    finally:
+        group.close()
