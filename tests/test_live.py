@@ -3,6 +3,7 @@
 import base64
 import functools
 import http.server
+import itertools
 import json
 import math
 import random
@@ -554,10 +555,16 @@ def test_played_token_by_token_unless_motion_is_unwanted(visit, book, half):
     page = visit(motion="no-preference")
     sentence = "The kitchen knife is under the table."
     pieces = library(book, half, sentence).pieces
+    page.evaluate("""() => {
+      window.counts = [];
+      const told = () => counts.push(document.querySelectorAll('#live-target li').length);
+      new MutationObserver(told).observe(document.querySelector('#live-target'), { childList: true, subtree: true });
+    }""")
     enter(page, sentence)
-    assert len(written(page)) < len(pieces)
-    page.wait_for_selector(f"#live-target li:nth-child({len(pieces)})")
+    page.wait_for_function("count => counts.at(-1) === count", arg=len(pieces))
     assert written(page) == pieces
+    steps = [count for count, _ in itertools.groupby(page.evaluate("counts"))]
+    assert steps[-len(pieces):] == list(range(1, len(pieces) + 1)), "a token at a time, however late one looks"
 
 
 def test_examples_and_random_sentences(visit, book, half):
