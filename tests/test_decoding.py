@@ -576,6 +576,7 @@ def test_the_plain_choices_are_those_of_the_softmax(dtype):
         tokens, (log_p, found) = likeliest(embedding, hidden), most_probable(embedding, hidden, 5)
     assert log_p.dtype == torch.promote_types(dtype, torch.float32), "sums in half precision would be coarse"
     assert tokens.shape == (40, 1) and torch.equal(tokens, expected.argmax(dim=1, keepdim=True))
+    # An exponential, a sum, a logarithm and a difference of numbers up to 30, in float32: 4 · 30 · 2^-24 = 7e-6.
     assert torch.allclose(log_p.double(), expected.topk(5).values, rtol=0, atol=1e-5)
     assert torch.allclose(log_p.double(), expected.gather(1, found), rtol=0, atol=1e-5)
 

@@ -132,7 +132,11 @@ def test_two_processes_and_one_get_the_same_options_and_are_scored_by_the_same_c
 
 @pytest.mark.parametrize("name, near", [("two_processes", 0.05), ("two_processes_multi30k", 0.03)])
 def test_two_processes_have_reached_the_score_of_one_as_far_as_seeds_agree(name, near):
-    """Two seeds each: the means differ by less than two runs of one kind do, and every row of the log saw the same tokens."""
+    """Two seeds each: the means differ by less than two runs of one kind do, and every row of the log saw the same tokens.
+
+    `near`: runs that differ in rounding drift apart. Of the stored ones by at most 3.7 and
+    2.0 per cent of a loss, the two seeds by 15 and 4.8.
+    """
     runs = json.loads((ROOT / "results" / f"{name}.json").read_text(encoding="utf-8"))["runs"]
     scores = {processes: [run["entries"]["sacrebleu"]["score"] for run in runs if run["processes"] == processes] for processes in (1, 2)}
     assert [len(some) for some in scores.values()] == [2, 2]
@@ -384,7 +388,8 @@ def test_both_losses_of_a_checkpoint_are_those_of_pytorch(tmp_path):
         targets += [*target, 2]
     row, = stops.losses([tmp_path / "step-00000058"], pairs)
     expected = [F.cross_entropy(torch.cat(logits), torch.tensor(targets), label_smoothing=smoothing).item() for smoothing in (0.0, 0.1)]
-    assert row["step"] == 58 and [row["plain"], row["smoothed"]] == pytest.approx(expected, rel=1e-5) and expected[0] != expected[1]
+    assert row["step"] == 58 and [row["plain"], row["smoothed"]] == pytest.approx(expected, rel=1e-5)  # float32: some 150 roundings
+    assert expected[0] != expected[1]
 
 
 def test_the_last_checkpoints_before_each_stop_are_scored_once(tmp_path, monkeypatch):
@@ -461,7 +466,8 @@ def test_r_drop_reads_twice_in_training_only_and_what_it_saves_translates(tmp_pa
     assert model.eval().hidden(source, target).shape == (1, 2, 16) and not torch.allclose(first, second), "other dropout"
     pairs = torch.tensor([[5, 6, 7], [8, 9, 3]]), torch.tensor([[1, 8], [1, 4]])
     sure = r_drop.build(replace(saved.model.config, dropout=0.0))
-    assert torch.allclose(sure.train().hidden(*pairs), sure.eval().hidden(*pairs).repeat(1, 1, 2), atol=1e-5), "each beside itself"
+    each = sure.eval().hidden(*pairs).repeat(1, 1, 2)
+    assert torch.allclose(sure.train().hidden(*pairs), each, atol=1e-5), "each beside itself, but for roundings"
 
 
 def test_a_smoothed_loss_ends_the_run_and_stands_in_its_log(tmp_path, monkeypatch):
@@ -479,7 +485,8 @@ def test_a_smoothed_loss_ends_the_run_and_stands_in_its_log(tmp_path, monkeypatc
         logits.append(saved.model(torch.tensor([[*source, 2]]), torch.tensor([[1, *target]]))[0])
         targets += [*target, 2]
     losses = [F.cross_entropy(torch.cat(logits), torch.tensor(targets), label_smoothing=share).item() for share in (0.0, 0.1, 0.2)]
-    assert saved.info["log"][-1]["valid_loss"] == pytest.approx(losses[1], rel=1e-5) and losses[0] < losses[1] < losses[2]
+    assert saved.info["log"][-1]["valid_loss"] == pytest.approx(losses[1], rel=1e-5)  # float32: some 150 roundings
+    assert losses[0] < losses[1] < losses[2]
     assert smoothed_stop.smoothed(0.2).smoothing == 0.2, "training keeps its own"
 
 

@@ -355,10 +355,10 @@ def test_a_prepared_model_is_recorded_as_the_plain_one_and_is_fast_again_afterwa
     assert all(a is b for a, b in zip(parts(model), own, strict=True))
     assert weights.keys() == expected.keys() and len(inner) == 4
     for path, w in expected.items():
-        torch.testing.assert_close(weights[path], w, rtol=0, atol=1e-6)
+        torch.testing.assert_close(weights[path], w, rtol=0, atol=1e-6)  # numbers below 1, some 16 roundings on either way: 2^-24 each
     assert all(torch.equal(w, weights["decoder." + path]) for path, w in inner.items())
     for other in (logits, model(source, target)):
-        torch.testing.assert_close(other, plain, rtol=0, atol=1e-5)
+        torch.testing.assert_close(other, plain, rtol=0, atol=1e-5)  # ten sub-layers of them
     assert len(weights) == 6, "nothing came after the block"
 
 

@@ -66,7 +66,7 @@ def test_empty_and_impossible_sizes():
 @examples(40)
 @given(st.integers(0, 499), st.integers(0, 499), st.integers(1, 64))
 def test_dot_products_depend_on_the_distance_alone(one, other, half):
-    table = sinusoidal_encoding(500, 2 * half).double()
+    table = sinusoidal_encoding(500, 2 * half).double()  # each entry rounded to float32 once: 2 · 64 products, 2^-25 on either side
     expected = sum(math.cos((one - other) / 10_000 ** (i / half)) for i in range(half))
     assert (table[one] @ table[other]).item() == pytest.approx(expected, abs=1e-5)
 
@@ -183,7 +183,7 @@ def test_c14_wavelengths_are_geometric_from_two_pi_toward_ten_thousand_times_two
     d_model = 512
     table = sinusoidal_encoding(2, d_model).double()
     turn = torch.atan2(table[1, 0::2], table[1, 1::2])  # radians per position, from the table itself
-    waves = 2 * math.pi / turn
+    waves = 2 * math.pi / turn  # the smallest angle is near 1e-4 and a sine, rounded to 2^-24 of itself: far less than what follows
     assert waves[0].item() == pytest.approx(2 * math.pi, rel=1e-6)
     assert waves[-1].item() == pytest.approx(2 * math.pi * 10_000 ** (510 / 512), rel=1e-4)
     assert 0.96 * 20_000 * math.pi < waves[-1] < 20_000 * math.pi
@@ -196,6 +196,7 @@ def test_c14_wavelengths_are_geometric_from_two_pi_toward_ten_thousand_times_two
 def test_c15_one_matrix_moves_every_position(k, half):
     table = sinusoidal_encoding(700, 2 * half).double()
     pos = torch.arange(max(0, -k), 700 - max(0, k))
+    # Float32 entries, off by at most 2^-25, two of them turned and one beside them: 3 · 2^-25 = 9e-8.
     assert torch.allclose(table[pos] @ shift_matrix(k, 2 * half).T, table[pos + k], rtol=0, atol=2e-7)
 
 

@@ -164,7 +164,7 @@ def test_command_line_draws_the_first_queries_keys_and_values_as_torch_does(tmp_
     theirs = nn.MultiheadAttention(16, 2, bias=False).in_proj_weight.abs().max()  # of 768 uniform draws
     for name, weight in one.model.named_parameters():
         if name in smaller:
-            assert torch.allclose(others[name], weight * 2**-0.5, atol=1e-6)
+            assert torch.allclose(others[name], weight * 2**-0.5, atol=1e-6)  # one rounding of numbers below 1
             assert others[name].abs().max().item() == pytest.approx(theirs.item(), rel=0.05)
     for wrong in ("0", "-1", "nan", "inf"):
         error = refused("train", [own, "--out", tmp_path / "model", *SMALL, "--attention-gain", wrong], capsys)
@@ -181,7 +181,7 @@ def test_command_line_goes_on_and_averages(tmp_path, capsys):
     saved, last = load_checkpoint(tmp_path / "model"), run_checkpoints(tmp_path / "run")[-3:]
     assert saved.info["averaged"] == ["step-00000004", "step-00000005", "step-00000006"]
     mean = sum(state(load_checkpoint(folder).model).double() for folder in last) / 3
-    assert (state(saved.model).double() - mean).abs().max() < 1e-6
+    assert (state(saved.model).double() - mean).abs().max() < 1e-6  # one rounding to float32 of numbers up to 2
     assert saved.tokenizer.as_dict() == load_checkpoint(last[0]).tokenizer.as_dict()
 
 
@@ -230,7 +230,7 @@ def test_tensorboard_reads_back_what_was_logged(tmp_path, capsys):
     for name in log[0]:
         told = events.Scalars(name)
         assert [event.step for event in told] == [2, 4]
-        assert [event.value for event in told] == pytest.approx([row[name] for row in log], rel=1e-6)
+        assert [event.value for event in told] == pytest.approx([row[name] for row in log], rel=1e-6)  # kept as float32
 
 
 def test_curves_without_tensorboard_are_refused(tmp_path, capsys, monkeypatch):
@@ -441,7 +441,7 @@ def test_score_measures_what_translate_writes_and_tells_auto_what_valid_says(tmp
     for source, target in training.encode_pairs(TEXTS, saved.tokenizer):
         logits = saved.model(torch.tensor([[*source, END]]), torch.tensor([[BEGIN, *target]]))[0]
         losses += F.cross_entropy(logits, torch.tensor([*target, END]), reduction="none").tolist()
-    assert facts["entries"]["perplexity"]["score"] == pytest.approx(math.exp(sum(losses) / len(losses)), rel=1e-5)
+    assert facts["entries"]["perplexity"]["score"] == pytest.approx(math.exp(sum(losses) / len(losses)), rel=1e-5)  # 150 roundings
     assert facts["decoding"] == "beam 2, alpha 0.5" and facts["data"].endswith(f"test, en to de, {len(TEXTS)} sentences")
     assert facts["command"].startswith("annotated score ") and facts["log"] == saved.info["log"] and facts["log"][-1]["step"] == 150
     save_checkpoint(tmp_path / "bare", saved.model, saved.tokenizer, source_language="en", target_language="de")  # as --back makes it
