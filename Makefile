@@ -59,7 +59,7 @@ test-long: setup  ## the tests that take longer: properties on new examples, pla
 	$(PYTHON) tools/kill_loop.py --kills 20 --processes 2 > _build/kill_loop_2.json && mv _build/kill_loop_2.json results/
 	$(PYTHON) tools/memory.py --out results/memory.json
 
-results: setup  ## list the files under results/ that are older than the code that made them, and say so in results/README.md
+results: setup  ## bring the column of revisions and the rows on speed in results/README.md and README.md up to date
 	$(PYTHON) tools/results.py
 
 toy: setup  ## train the book's model anew, put it into the package, score it (results/toy.json; 3 to 5 minutes, on a quiet machine)

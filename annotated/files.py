@@ -8,7 +8,6 @@ __all__ = ['whole_file', 'write_text', 'write_json', 'whole_folder', 'sha256_of'
            'write_result', 'read_result', 'provenance', 'made_at']
 
 # %% ../notebooks/80_files.ipynb #ec8af477
-import ast
 import atexit
 import contextlib
 import ctypes
@@ -409,72 +408,18 @@ def use_large_pages(size):
         madvise(start, (span + size - start) // large * large, mmap.MADV_HUGEPAGE)
     free(span)
 
-# %% ../notebooks/80_files.ipynb #74d98bc5
-@cache
-def code_digest(source):
-    """SHA-256 of a module's code; comments, docstrings and layout do not count."""
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
-        documented = isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
-        if documented and ast.get_docstring(node) is not None:
-            node.body[0].value.value = ""
-    return hashlib.sha256(ast.unparse(tree).encode("utf-8")).hexdigest()
-
-# %% ../notebooks/80_files.ipynb #7040ed3b
-def _imported(source):
-    """The modules of the package that a source imports."""
-    for node in ast.walk(ast.parse(source)):
-        if not isinstance(node, ast.ImportFrom):
-            continue
-        if node.level or node.module.split(".")[0] == "annotated":
-            module = (node.module or "").removeprefix("annotated").strip(".")
-            yield from [module] if module else [name.name for name in node.names]
-
-# %% ../notebooks/80_files.ipynb #3ed06116
-def module_digests(files, read):
-    """{file: digest} of the files, and of all that those in `annotated/` import from it, in turn.
-
-    files: such as "annotated/training.py" or "tools/score.py"; read: a function that returns the
-    source of such a file.
-    """
-    waiting, found = list(files), {}
-    while waiting:
-        name = waiting.pop()
-        if name not in found:
-            source = read(name)
-            found[name] = code_digest(source)
-            if name.startswith("annotated/"):
-                waiting += [f"annotated/{module}.py" for module in _imported(source)]
-    return dict(sorted(found.items()))
-
 # %% ../notebooks/80_files.ipynb #1b78f6e8
-def _source(name):
-    """The present source of a file of the checkout."""
-    return (CHECKOUT / name).read_text(encoding="utf-8")
-
-
-def provenance(*files):
-    """What a result says of its code: {"revision": commit or None, "modules": {file: digest}}.
-
-    files: those that make the result, such as "annotated/variations.py"; what they import from the
-    package is found.
-    """
+def provenance():
+    """What a result says of the code that made it: {"revision": commit or None, "date": today}."""
     revision = None
     if (CHECKOUT / ".git").exists():
         command = ["git", "rev-parse", "HEAD"]
         with contextlib.suppress(OSError):  # there is no git
             run = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True)
             revision = run.stdout.strip() or None
-    return {"revision": revision, "modules": module_digests(files, _source)}
-
-# %% ../notebooks/80_files.ipynb #56ca09c9
-def changed_modules(facts):
-    """The modules of a result, as `provenance` named them, whose code is another today, or gone."""
-    return [name for name, digest in facts["modules"].items()
-            if not (CHECKOUT / name).exists() or code_digest(_source(name)) != digest]
+    return {"revision": revision, "date": time.strftime("%Y-%m-%d", time.gmtime())}
 
 # %% ../notebooks/80_files.ipynb #924269f8
 def made_at(facts):
-    """A few words on the code of a result: its short revision, and whether it has changed since."""
-    age = "before the present code" if changed_modules(facts) else "by the present code"
-    return f"made at {(facts['revision'] or '')[:7] or 'an unknown revision'}, {age}"
+    """A few words on the code of a result: its short revision."""
+    return f"made at {(facts['revision'] or '')[:7] or 'an unknown revision'}"

@@ -595,5 +595,5 @@ def score_parser(folder, treebank, device="cpu", prepare=Transformer.eval, **how
         "malformed": dict(reasons.most_common(8)),
         "parameters": sum(weight.numel() for weight in model.parameters()),
         "model": asdict(saved.model.config), **{name: saved.info[name] for name in kept},
-        "scoring_seconds": round(time.time() - start), **files.provenance("annotated/parsing.py"),
+        "scoring_seconds": round(time.time() - start), **files.provenance(),
     }, trees

@@ -14,14 +14,11 @@ import os
 import secrets
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from ctypes.util import find_library
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
@@ -393,94 +390,6 @@ def forget_checkpoints(run_folder, keep):
         if folder not in kept:
             gone = folder.rename(folder.with_name(f".{folder.name}.part-old"))
             shutil.rmtree(gone, ignore_errors=True)
-
-# %% ../notebooks/82_runs.ipynb #1a9711f8
-def devices_for(device="cpu", workers=None):
-    """One device a worker: CPU cores, or all GPUs in turn.
-
-    ValueError for fewer than 1 worker, and where there is no GPU.
-    """
-    if workers is not None and workers < 1:
-        raise ValueError(f"workers={workers} is invalid: give at least 1")
-    if not device.startswith("cuda"):
-        return [device] * (workers or 2)
-    if not torch.cuda.is_available():
-        raise ValueError(f"device {device!r} cannot be used: this machine has no GPU that PyTorch "
-                         "can reach; give cpu")
-    count = torch.cuda.device_count()
-    return [f"cuda:{i % count}" for i in range(workers or count)]
-
-
-def worker_environment():
-    """The environment of a worker: one thread, and jemalloc where it is installed."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",
-                   "TOKENIZERS_PARALLELISM": "false"}
-    # shapes vary from batch to batch: a large cache only grows
-    wanted = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "100"}
-    if find_library("jemalloc"):  # faster where it is installed, not needed
-        wanted |= {"LD_PRELOAD": find_library("jemalloc"),
-                   "MALLOC_CONF": "oversize_threshold:1,dirty_decay_ms:3000,narenas:1"}
-    return wanted | environment
-
-# %% ../notebooks/82_runs.ipynb #68c9945a
-class Workers:
-    """Processes that work side by side, one on each device."""
-
-    def __init__(self, devices, folder):
-        # {process: (task, device)}
-        self.free, self.folder, self.running = list(devices), folder, {}
-        folder.mkdir(parents=True, exist_ok=True)
-
-    def log(self, task):
-        """Where the words of a task go, a tuple of its name and its seed."""
-        return self.folder / "{}.seed{}.log".format(*task)
-
-    def start(self, task, command):
-        """Start the command of a task on a free device."""
-        device = self.free.pop()
-        with open(self.log(task), "ab") as words:
-            process = subprocess.Popen([*command, "--device", device], stdout=words, stderr=words,
-                                       env=worker_environment())
-        self.running[process] = (task, device)
-
-    def ended(self):
-        """The tasks that have ended since the last call: (task, exit status, its last line)."""
-        for process in [process for process in self.running if process.poll() is not None]:
-            task, device = self.running.pop(process)
-            self.free.append(device)
-            said = self.log(task).read_text(encoding="utf-8", errors="replace")
-            lines = said.strip().splitlines()
-            yield task, process.returncode, lines[-1] if lines else "no word"
-
-    def stop(self):
-        """Ask all to end (they save a checkpoint first), and wait for them."""
-        for process in self.running:
-            process.terminate()
-        for process in self.running:
-            process.wait()
-
-# %% ../notebooks/82_runs.ipynb #3dd62abf
-def side_by_side(commands, devices, folder, ended):
-    """Run commands in processes, as many at once as there are devices; True if SIGTERM came.
-
-    commands: {(name, seed): words}; folder: for what they say; ended: called with task, exit status
-    and last line of each that ends. After SIGTERM all are asked to end, and none of these is told.
-    """
-    left, workers = deque(commands.items()), Workers(devices, folder)
-    with noting_sigterm() as noted:
-        try:
-            while (left and not noted) or workers.running:
-                while left and workers.free and not noted:
-                    workers.start(*left.popleft())
-                time.sleep(0.1)
-                if noted:
-                    workers.stop()
-                for task, status, words in workers.ended():
-                    if status == 0 or not noted:
-                        ended(task, status, words)
-        finally:
-            workers.stop()
-    return bool(noted)
 
 # %% ../notebooks/82_runs.ipynb #02c61c65
 READ_EVERY = {"cuda": 16}  # steps from one look at a device's numbers to the next; elsewhere 1

@@ -310,14 +310,11 @@ def _clean(arguments):
               "max_length": options.max_length, "max_ratio": options.max_ratio,
               "counts": dict(sorted(counts.items()))}
     if options.out:
-        files.write_json(options.out, result)
+        files.write_json(options.out, result | files.provenance())
     else:
         print(json.dumps(result, indent=1))
 
 # %% ../notebooks/83_terminal.ipynb #46a77120
-SCORED_BY = [f"annotated/{name}.py" for name in ("training", "decoding", "evaluation", "fast")]
-
-
 @dataclass
 class Scoring:
     """Translate a split of a corpus; write SPLIT.json with the scores, SPLIT.txt with the text."""
@@ -378,7 +375,7 @@ def _score(arguments):
              "averaged_checkpoints": saved.info.get("averaged", []),
              "attention_gain": saved.info.get("attention_gain", 1.0), "decoding_seconds": seconds,
              "training_seconds": saved.info.get("seconds"), "log": saved.info.get("log"),
-             "machine": files.describe_machine(), **files.provenance(*SCORED_BY)}
+             "machine": files.describe_machine(), **files.provenance()}
     files.write_result(path, facts)
     print(report)
 
@@ -431,7 +428,7 @@ def _export(arguments):
              "sentences of": str(options.check), **production.compare_export(
                  saved, options.out, sentences, options.ctranslate2, options.quantization)}
     if options.report:
-        files.write_json(options.report, facts)
+        files.write_json(options.report, facts | files.provenance())
     print(json.dumps(facts, indent=1, ensure_ascii=False))
     if not facts["passed"]:
         print("annotated export: it does not agree with the checkpoint: see above", file=sys.stderr)
@@ -500,22 +497,19 @@ def _parse(arguments):
 # %% ../notebooks/83_terminal.ipynb #a2ddc9d8
 @dataclass
 class Vary:
-    """Train rows of Table 3 on a corpus, a process and a file of results for each run."""
+    """Train rows of Table 3 on a corpus; start it several times to use several processors."""
 
     corpus: Positional[str]  # multi30k, toy, or another name or folder
-    out: Path  # folder for the results; runs that are there are not run again
+    out: Path  # file of results, a line a run; runs that are there are not run again
     work: Path = Path("_build/variations")  # folder for checkpoints and messages
     # sizes and updates; the corpus's own, or multi30k's; toy-long trains until base has learned,
     # multi30k-long until base translates, toy-few as long as toy-long on 2,000 pairs
     scale: Literal["multi30k", "multi30k-long", "toy", "toy-long", "toy-few"] | None = None
     rows: list[str] | None = None  # names of rows; all if not given
     seeds: int = 3  # runs of each row
-    workers: int | None = None  # runs side by side: 2, or with cuda one for each GPU
-    # cpu, mps, or cuda for all GPUs; auto: the first there is of cuda, mps, cpu
-    device: str = "auto"
+    device: str = "auto"  # cpu, cuda, cuda:1, mps; auto: the first there is of cuda, mps, cpu
     steps: int | None = None  # updates of every row, in place of the scale's
     sentences: int | None = None  # of the validation split, in place of the scale's
-    run: tuple[str, int] | None = None  # only this row with this seed, in this process
 
 
 def _vary(arguments):
@@ -524,19 +518,12 @@ def _vary(arguments):
     from annotated import fast, runs, variations
 
     scale = options.scale or (options.corpus if options.corpus in variations.SCALES else "multi30k")
-    size = {"steps": options.steps, "sentences": options.sentences}
-    device = runs.choose_device(options.device)
-    if options.run:
-        fast.keep_memory()
-        corpus, tokenizer, rows = variations.read_task(options.corpus, scale, **size)
-        row, seed = options.run
-        variations.run_row(rows[row], seed, corpus, tokenizer, options.out, options.work,
-                           device, _line("vary", arguments),
-                           build=fast.transformer_to_train, loss=fast.ChunkedLoss)
-        return
-    devices = runs.devices_for(device, options.workers)
-    results = variations.sweep(options.corpus, options.out, options.work, scale, options.rows,
-                               options.seeds, devices, **size)
+    device = runs.check_device(runs.choose_device(options.device))
+    fast.keep_memory()
+    results = variations.sweep(
+        options.corpus, options.out, options.work, scale, options.rows, options.seeds, device,
+        _line("vary", arguments), options.steps, options.sentences,
+        build=fast.transformer_to_train, loss=fast.ChunkedLoss)
     print(f"{len(results)} results in {options.out}")
 
 # %% ../notebooks/83_terminal.ipynb #0f75fb0b

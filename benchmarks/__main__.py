@@ -331,8 +331,7 @@ def main(arguments=None):
                        f" {work.WRITTEN} tokens from {work.SOURCE}", "seed": 0, "rates": [], "cells": []}
     from annotated.files import provenance
 
-    here = sorted(f"benchmarks/{path.name}" for path in Path(__file__).parent.glob("*.py"))
-    results |= provenance(*here, "annotated/training.py", "annotated/decoding.py")
+    results |= provenance()
     workers["rates"] = Group.start("annotated", options)
     try:
         race(options, results, watch, workers, start)

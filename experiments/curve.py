@@ -38,7 +38,7 @@ def main(run, corpus, source, target, every, out, command):
     rows, signature = along(run, valid, source, int(every))
     write_json(out, {"data": f"valid of {corpus}, {source} to {target}, {len(valid):,} sentences, greedily, one checkpoint a row",
                      "signature": signature, "command": command, "rows": rows, "machine": describe_machine(),
-                     **provenance("experiments/curve.py", "annotated/decoding.py", "annotated/fast.py", "annotated/corpora.py")})
+                     **provenance()})
 
 
 if __name__ == "__main__":

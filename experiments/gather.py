@@ -117,7 +117,7 @@ def main(out, count=5_000_000):
         "data": f"{count:,} synthetic pairs, lengths as in European news, random ids",
         "metric": "milliseconds: median processor time of a batch; seconds_epoch: by the clock; peak: resident memory (VmHWM), bytes",
         **facts, "command": "python experiments/gather.py results/data_path.json", "machine": describe_machine(),
-        **provenance("experiments/gather.py", "annotated/batches.py")})
+        **provenance()})
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ def main():
         "data": f"multi30k test, {len(references):,} sentences", "metric": "BLEU as Multi30k is scored, 95 % intervals",
         "command": "python experiments/intervals.py", "draws": DRAWS, "seed": SEED, "published": PUBLISHED, "rows": rows,
         "differences": differences, "share of draws with taught above published": float((drawn["taught"] > PUBLISHED).mean()),
-        **provenance("experiments/intervals.py", "annotated/evaluation.py", "annotated/corpora.py")})
+        **provenance()})
 
 
 if __name__ == "__main__":

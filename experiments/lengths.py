@@ -23,7 +23,7 @@ def main(out="results/lengths.json", longest=9, steps=800, seeds=3):
         "claim": "C17", "data": f"toy, all pairs of up to {longest} tokens a side in training, longer ones held out",
         "model": asdict(sizes), "training": asdict(replace(training, steps=steps)), "longest": longest, "decoding": DECODING,
         "runs": runs, "machine": describe_machine(), "command": "make lengths",
-        **provenance("experiments/lengths.py", "annotated/variations.py")})
+        **provenance()})
 
 
 if __name__ == "__main__":

@@ -77,7 +77,7 @@ def main(out="results/long_inputs.json"):
         "data": f"one sentence of random ids; a translation has {WRITTEN} tokens", "model": asdict(SIZES), "precision": "fp32",
         "seed": 0, "metric": "bytes: most memory resident in the process, beyond what it held with the model; seconds: one visit, "
         "processor time", "rows": rows, "machine": describe_machine(), "command": "make long-inputs",
-        **provenance("experiments/long_inputs.py", "annotated/fast.py", "annotated/decoding.py")})
+        **provenance()})
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ def measure(corpus, vocab_size=8000, budgets=(1024, 4096, 25_000), seed=0):
 
 def main(name, out):
     write_json(out, {**measure(load_corpus(name)), "command": "make padding", "machine": describe_machine(),
-                     **provenance("experiments/padding.py", "annotated/batches.py", "annotated/tokens.py")})
+                     **provenance()})
 
 
 if __name__ == "__main__":

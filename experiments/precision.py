@@ -58,7 +58,7 @@ def main(folder, out, *checkpoints):
         "model": f"{config.N} + {config.N} layers of width {config.d_model}, mean of {len(checkpoints)} checkpoints, "
                  f"{Path(checkpoints[0]).name} to {Path(checkpoints[-1]).name}",
         **measure(saved.model, saved.tokenizer, pairs), "machine": describe_machine(), "command": "make precision",
-        **provenance("experiments/precision.py", "annotated/fast.py", "annotated/evaluation.py")})
+        **provenance()})
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from annotated.batches import pad, pair_lengths, token_batches
 from annotated.corpora import load_corpus
 from annotated.decoding import greedy_decode
 from annotated.fast import keep_memory
-from annotated.files import CHECKOUT, code_digest, describe_machine, provenance, write_json
+from annotated.files import CHECKOUT, describe_machine, provenance, write_json
 from annotated.tokens import END, WordTokenizer
 from annotated.training import TrainingConfig, encode_pairs, train_on, validation_loss
 from annotated.transformer import TransformerConfig
@@ -69,11 +69,9 @@ def main(out="results/since_the_paper.json", page=PAGE, names=None, seeds=SEEDS,
     facts = {"data": f"toy, all pairs of up to {LONGEST} tokens a side in training", "longest": LONGEST, "sentences": sentences,
              "model": asdict(replace(sizes, vocab_size=len(tokenizer))), "training": asdict(training), "decoding": "greedy",
              "metric": "loss in nats a token without smoothing; sacreBLEU " + str(metric.get_signature()),
-             "page": code_digest(code)}
-    facts |= {"machine": describe_machine(), "command": "make since",
-              **provenance("experiments/since_the_paper.py", "annotated/variations.py")}
+             "machine": describe_machine(), "command": "make since", **provenance()}
     kept = json.loads(Path(out).read_text(encoding="utf-8")) if Path(out).exists() else {"runs": []}
-    same = all(kept.get(name) == facts[name] for name in ("data", "sentences", "model", "training", "page", "modules"))
+    same = all(kept.get(name) == facts[name] for name in ("data", "sentences", "model", "training", "revision"))
     runs = kept["runs"] if same else []
     for seed in seeds:
         for name in names or page_space["VARIANTS"]:

@@ -67,8 +67,7 @@ def main(corpus, references, out, *runs):
         print(stopped, flush=True)
     write_json(out, {"data": f"multi30k val, {len(pairs):,} sentences in the form that is scored; seeds in order",
                      "signature": scores[len(rows)].signature, "command": "experiments/stops.py, the lines at its head", "runs": found,
-                     "machine": describe_machine(), **provenance("experiments/stops.py", "annotated/decoding.py", "annotated/fast.py",
-                                                                 "annotated/evaluation.py", "annotated/training.py")})
+                     "machine": describe_machine(), **provenance()})
 
 
 if __name__ == "__main__":

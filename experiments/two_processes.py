@@ -43,7 +43,7 @@ def run(processes, seed, data, options):
 def main(out="results/two_processes.json", data="toy", runs=RUNS, **changes):
     options = {**OPTIONS[data], **changes}
     facts = {"data": f"{data}, en to de, test", "options": options, "decoding": "greedy", "machine": describe_machine(),
-             "command": "make two-processes", **provenance("experiments/two_processes.py", "annotated/terminal.py")}
+             "command": "make two-processes", **provenance()}
     kept = json.loads(Path(out).read_text(encoding="utf-8")) if Path(out).exists() else {"runs": []}
     same = all(kept.get(name) == facts[name] for name in ("data", "options", "modules"))
     done = kept["runs"] if same else []

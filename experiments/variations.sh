@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Rows of Table 3 for page 21, several seeds each, a process and a file a run. What is there is not run again.
+# Rows of Table 3 for page 21, several seeds each, by two processes of one thread; a line of a file for each run. What is there is not run again.
 #     experiments/variations.sh            on Multi30k, 900 updates: `make variations`
 #     experiments/variations.sh multi30k-long        on Multi30k until base translates: nine rows, two seeds: `make variations-long`,
 #                                      some ten minutes of one core a run
@@ -7,9 +7,13 @@
 # On toy base goes first, with all seeds: its spread says beforehand which differences can be resolved. Then the rows follow seed by seed,
 # so that a stop anywhere leaves whole seeds. A run of base takes four minutes of one core; there are 120 runs, some of larger models.
 source "$(dirname "$0")/environment.sh"
-sweep() { annotated vary "$1" --scale "$2" --out "results/variations_$2" --work "_build/variations-$2" "${@:3}"; }
+export OMP_NUM_THREADS=1
+sweep() {
+    vary=(annotated vary "$1" --scale "$2" --out "results/table3_$2.jsonl" --work "_build/table3-$2" "${@:3}")
+    "${vary[@]}" & "${vary[@]}"; wait $!
+}
 case "${1:-multi30k}" in
-    multi30k) annotated vary multi30k --out results/variations ;;
+    multi30k) sweep multi30k multi30k ;;
     multi30k-long)
         rows="base A-h1 A-h4 B-dk16 C-N2 C-dff1024 D-P0.0 D-eps0.0 E-learned"
         sweep multi30k multi30k-long --rows $rows --seeds "${seeds:-2}" "${@:2}" ;;

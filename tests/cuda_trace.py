@@ -357,7 +357,7 @@ def summary(facts):
 def store(path, when, traces):
     """Put the figures into a file of results, and what they say into the table of results/README.md."""
     facts = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    made = provenance("annotated/training.py", "annotated/fast.py", "annotated/decoding.py")
+    made = provenance()
     facts |= {"command": "python tests/cuda_trace.py --out results/cuda_trace.json --as after",
               "data": "none: shapes, types and devices, computed by FakeTensorMode", "torch": torch.__version__.partition("+")[0],
               "metric": "waits: operations that make the host wait for the device; launches: operations on the device that are no views",

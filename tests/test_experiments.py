@@ -504,18 +504,21 @@ def test_an_epoch_of_the_recipe_for_multi30k_has_58_batches():
 
 def test_table_3_on_toy_begins_with_base_and_goes_on_by_whole_seeds(tmp_path):
     made, _ = calls_of(tmp_path, "variations.sh", "toy")
+    assert made[::2] == made[1::2], "two processes share each sweep"
+    made = made[::2]
     scales = ["toy-long", "toy-few"]
     assert [words[words.index("--scale") + 1] for words in made] == scales * 4
     assert all(words[-2:] == ["--rows", "base"] for words in made[:2])
     assert [words[-1] for words in made[2:]] == ["1", "1", "2", "2", "3", "3"] and all(words[-2] == "--seeds" for words in made[2:])
-    assert {words[words.index("--out") + 1] for words in made} == {"results/variations_toy-long", "results/variations_toy-few"}
-    assert calls_of(tmp_path, "variations.sh")[0] == [["vary", "multi30k", "--out", "results/variations"]]
+    assert {words[words.index("--out") + 1] for words in made} == {"results/table3_toy-long.jsonl", "results/table3_toy-few.jsonl"}
+    assert calls_of(tmp_path, "variations.sh")[0][0][:6] == \
+        ["vary", "multi30k", "--scale", "multi30k", "--out", "results/table3_multi30k.jsonl"]
 
 
 def test_table_3_on_multi30k_takes_nine_rows_of_two_seeds(tmp_path):
-    (made,), _ = calls_of(tmp_path, "variations.sh", "multi30k-long", "--workers", "1")
+    (made, _), _ = calls_of(tmp_path, "variations.sh", "multi30k-long", "--device", "cpu")
     names = made[made.index("--rows") + 1:made.index("--seeds")]
-    assert made[:4] == ["vary", "multi30k", "--scale", "multi30k-long"] and made[-4:] == ["--seeds", "2", "--workers", "1"]
+    assert made[:4] == ["vary", "multi30k", "--scale", "multi30k-long"] and made[-4:] == ["--seeds", "2", "--device", "cpu"]
     known = {row.name for row in variations.rows("multi30k-long")}
     assert len(set(names)) == 9 and set(names) <= known and "base" in names
 

@@ -1,10 +1,8 @@
-"""Results know their code: fields, digests against git's history, a planted change, what README and pages say of them."""
+"""Results name their revision, and README, results/README.md and the cards say of them what they hold."""
 
-import hashlib
 import json
 import math
 import re
-import shutil
 import statistics
 import subprocess
 import sys
@@ -15,10 +13,9 @@ import pytest
 import torch
 from helpers import ROOT
 
-from annotated import files
 from annotated.checkpoints import load_checkpoint, save_checkpoint
 from annotated.fast import prepare
-from annotated.files import changed_modules, code_digest, made_at, module_digests, provenance, read_result
+from annotated.files import made_at, provenance, read_result
 from annotated.transformer import Transformer, TransformerConfig
 from annotated.variations import compare, read_results, rows
 
@@ -31,97 +28,24 @@ import results  # noqa: E402
 FILES = results.files()
 
 
-@pytest.fixture
-def copy(tmp_path, monkeypatch):
-    """A checkout of its own to plant changes in."""
-    shutil.copytree(ROOT / "annotated", tmp_path / "annotated", ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(files, "CHECKOUT", tmp_path)
-    return tmp_path
-
-
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_file_names_its_revision_and_its_modules(path):
-    facts = results.facts_of(path)
-    assert re.fullmatch(r"[0-9a-f]{40}", facts["revision"]) and facts["modules"]
-    assert all(re.fullmatch(r"(annotated|tools|benchmarks|experiments)/\w+\.py", name) for name in facts["modules"])
-    assert all(re.fullmatch(r"[0-9a-f]{64}", digest) for digest in facts["modules"].values())
-
-
-def test_digests_are_those_of_the_revision():
-    """As far as this clone has the history; what is recorded cannot be other code than that of the revision."""
-    recorded = {(facts["revision"], name, digest) for facts in map(results.facts_of, FILES) for name, digest in facts["modules"].items()}
-    wanted = "".join(f"{revision}:{name}\n" for revision, name, _ in recorded)
-    answer = subprocess.run(["git", "cat-file", "--batch"], cwd=ROOT, input=wanted.encode(), capture_output=True).stdout
-    place, checked = 0, 0
-    for revision, name, digest in recorded:
-        head, _, rest = answer[place:].partition(b"\n")
-        place += len(head) + 1
-        if head and not head.endswith(b"missing"):
-            size = int(head.split()[-1])
-            assert code_digest(rest[:size].decode("utf-8")) == digest, f"{name} is other code at {revision[:7]}"
-            place, checked = place + size + 1, checked + 1
-    shallow = subprocess.run(["git", "rev-parse", "--is-shallow-repository"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
-    if not checked and shallow == "true":
-        pytest.skip("a shallow clone lacks the revisions to compare with: git fetch --unshallow")
-    assert checked or not (ROOT / ".git").exists()
-
-
-def test_a_planted_change_is_listed_and_a_comment_is_not(copy):
-    facts = provenance("annotated/decoding.py")
-    assert not changed_modules(facts) and "by the present code" in made_at(facts)
-    module = copy / "annotated" / "masking.py"
-    text = module.read_text(encoding="utf-8")
-    module.write_text(text.replace('"""', '"""Other words: ', 1) + "\n# a comment\n", encoding="utf-8")
-    assert not changed_modules(facts)
-    module.write_text(text.replace(".tril()", ".tril(1)"), encoding="utf-8")
-    assert changed_modules(facts) == ["annotated/masking.py"] and "before the present code" in made_at(facts)
-    (copy / "annotated" / "attention.py").unlink()
-    assert changed_modules(facts) == ["annotated/attention.py", "annotated/masking.py"]
-
-
-def test_the_planted_change_reaches_the_rows_and_the_table(copy, monkeypatch, tmp_path):
-    path = ROOT / "results" / "kept.json"
-    facts = provenance("annotated/feed_forward.py")
-    monkeypatch.setattr(results, "facts_of", lambda path: {**facts, "revision": "1234567" + 33 * "0"})
-    assert results.row(path).endswith("1234567  by the present code") and results.made("[figures](./toy.json)") == "`1234567`"
-    module = copy / "annotated" / "feed_forward.py"
-    module.write_text(module.read_text(encoding="utf-8") + "\nEXTRA = 1\n", encoding="utf-8")
-    assert results.row(path).endswith("1234567  ? commits since, changed: annotated/feed_forward.py")
-    assert results.made("[figures](./toy.json)") == "`1234567`, older than the code"
-    assert results.marked("| a | [f](./toy.json) | |\n| b | c | |\n") == \
-        "| a | [f](./toy.json) | `1234567`, older than the code |\n| b | c | |\n"
-
-
-def test_digests_follow_imports_and_nothing_else():
-    sources = {"annotated/a.py": '"""A."""\nfrom .b import x\nimport json\n', "annotated/b.py": "def f():\n    from annotated.c import y\n",
-               "annotated/c.py": "from . import a\n", "annotated/d.py": "", "tools/t.py": "from annotated.d import z\n"}
-    assert list(module_digests(["annotated/a.py"], sources.get)) == ["annotated/a.py", "annotated/b.py", "annotated/c.py"]
-    assert list(module_digests(["tools/t.py"], sources.get)) == ["tools/t.py"]  # a script's own imports are named with it
-    found = module_digests(["annotated/b.py"], sources.get)
-    assert found["annotated/b.py"] == hashlib.sha256(b"def f():\n    from annotated.c import y").hexdigest()
+def test_every_file_names_its_revision(path):
+    assert all(re.fullmatch(r"[0-9a-f]{40}", facts["revision"]) for facts in results.facts_of(path))
 
 
 def test_provenance_names_the_commit():
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     if head.returncode:
         pytest.skip("not a git checkout")
-    assert provenance("annotated/schedule.py")["revision"] == head.stdout.strip()
-
-
-def test_stamp_names_the_present_code(tmp_path):
-    path = tmp_path / "some.json"
-    path.write_text(json.dumps({"claim": "C22", "recorded_afterwards": True}))
-    results.stamp(path, "annotated/batches.py")
-    facts = json.loads(path.read_text())
-    assert facts["claim"] == "C22" and "annotated/batches.py" in facts["modules"] and not changed_modules(facts)
-    assert "recorded_afterwards" not in facts
+    facts = provenance()
+    assert facts["revision"] == head.stdout.strip() and made_at(facts) == f"made at {facts['revision'][:7]}"
 
 
 def test_the_table_says_at_which_revision_its_figures_were_made():
     text = (ROOT / "results" / "README.md").read_text(encoding="utf-8")
     assert results.marked(text) == text, "run `make results`: it brings the column `made at` of results/README.md up to date"
     linked = {name for row in text.splitlines() for name in results.LINK.findall(row)}
-    assert linked >= {"toy.json", "variations", "parsing_gum.json", "multi30k_record", "bench"}
+    assert linked >= {"toy.json", "table3_multi30k.jsonl", "parsing_gum.json", "multi30k_record", "bench"}
 
 
 def test_kept_models_are_small_can_be_loaded_and_have_a_card():
@@ -268,7 +192,7 @@ def test_the_table_has_the_width_of_the_noise_among_the_changes_since_the_paper(
 def test_the_section_on_table_3_has_the_bands_and_the_counts_of_the_files():
     text = (ROOT / "results/README.md").read_text(encoding="utf-8").split("## Table 3")[1].split("\n## ")[0]
     lines = {scale: compare(rows(scale, found[0]["model"]["vocab_size"]), found)[0][1:] for scale, found in (
-        (scale, read_results(ROOT / f"results/variations_{scale}")) for scale in ("multi30k-long", "toy-long", "toy-few"))}
+        (scale, read_results(ROOT / f"results/table3_{scale}.jsonl")) for scale in ("multi30k-long", "toy-long", "toy-few"))}
     band = {scale: some[0].band for scale, some in lines.items()}
     tell = {scale: {m: [line.row.name for line in some if line.verdict[m] == "holds"] for m in some[0].verdict}
             for scale, some in lines.items()}
@@ -309,5 +233,5 @@ def test_what_the_readme_says_of_prepare_is_so():
 
 def test_without_git_the_revision_is_unknown_and_said_in_full(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    facts = provenance("annotated/schedule.py")
-    assert facts["revision"] is None and made_at(facts).startswith("made at an unknown revision, ")
+    facts = provenance()
+    assert facts["revision"] is None and made_at(facts) == "made at an unknown revision"

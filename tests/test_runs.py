@@ -1,7 +1,6 @@
 """Runs that survive: processes that find each other, devices, run folders, seconds, workers side by side."""
 
 import json
-import sys
 import threading
 import time
 
@@ -18,7 +17,6 @@ from annotated.runs import (
     newest_checkpoint,
     run_checkpoints,
     run_facts,
-    side_by_side,
 )
 from annotated.training import TrainingConfig
 from annotated.transformer import Transformer, TransformerConfig
@@ -113,26 +111,6 @@ def test_facts_change_with_what_is_computed_and_with_nothing_else():
     assert run_facts(model, TrainingConfig(), pairs[::-1]) != facts
     other = Transformer(TransformerConfig(9, N=1, d_model=8, d_ff=16, h=1))
     assert run_facts(other, TrainingConfig(), pairs) != facts
-
-
-def test_work_side_by_side_ends_each_task_once_and_tells_its_last_words(tmp_path):
-    program = "import sys; print('first'); print('did', *sys.argv[1:]); sys.exit(int(sys.argv[1]))"
-    told = {}
-    commands = {("task", status): [sys.executable, "-c", program, str(status)] for status in (0, 3, 1)}
-    assert side_by_side(commands, ["cpu"], tmp_path, lambda task, *said: told.update({task: said})) is False
-    assert told == {("task", status): (status, f"did {status} --device cpu") for status in (0, 3, 1)}
-    assert sorted(path.name for path in tmp_path.iterdir()) == [f"task.seed{status}.log" for status in (0, 1, 3)]
-
-
-def test_no_more_at_once_than_there_are_devices(tmp_path):
-    program = ("import sys, time; begin = time.time(); time.sleep(0.3); print(sys.argv[2], begin, time.time())")
-    spans = []
-    commands = {("task", n): [sys.executable, "-c", program] for n in range(4)}
-    side_by_side(commands, ["even", "odd"], tmp_path, lambda task, status, said: spans.append(said.split()))
-    for device in ("even", "odd"):
-        own = sorted((float(begin), float(end)) for name, begin, end in spans if name == device)
-        assert all(end <= begin for (_, end), (begin, _) in zip(own, own[1:], strict=False))
-    assert len(spans) == 4 and {name for name, *_ in spans} == {"even", "odd"}
 
 
 # Numbers that are read late, and tasks in the background

@@ -137,7 +137,7 @@ def test_commands_take_the_gpu_where_one_is_unless_told_otherwise(tmp_path, caps
         asked.append(str(name))
         raise ValueError("so far")
 
-    for function in ("process_group", "check_device", "devices_for"):
+    for function in ("process_group", "check_device"):
         monkeypatch.setattr(runs, function, refuse)
     commands = {"train": [own, "--out", tmp_path / "x"], "translate": [], "vary": ["toy", "--out", tmp_path / "x"],
                 "parse": ["gum", "--out", tmp_path / "x"]}
@@ -418,7 +418,7 @@ def test_the_command_counts_faults_in_two_files(tmp_path, capsys):
 
 @pytest.mark.parametrize("command, arguments", [
     ("vary", "toy --out out --steps 0"), ("vary", "toy --out out --seeds 0"), ("vary", "toy --out out --sentences -1"),
-    ("vary", "toy --out out --workers 0"), ("parse", "toy --out out --sentences -1"), ("parse", "toy --out out --beam-sentences 0"),
+    ("parse", "toy --out out --sentences -1"), ("parse", "toy --out out --beam-sentences 0"),
     ("export", "--out out --limit 0"), ("train", "--out out --average 0 --checkpoints c"),
 ])
 def test_numbers_that_mean_nothing_are_refused_at_once(command, arguments, capsys, monkeypatch, tmp_path):

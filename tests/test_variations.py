@@ -14,10 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from annotated import runs, terminal, variations
+from annotated import terminal, variations
 from annotated.corpora import Corpus, load_corpus
 from annotated.decoding import beam_search, greedy_decode
-from annotated.files import read_result
 from annotated.runs import INTERRUPTED, run_checkpoints
 from annotated.tokens import END, PAD, UNKNOWN, WordTokenizer
 from annotated.training import TrainingConfig, encode_pairs, validation_loss
@@ -27,6 +26,7 @@ from annotated.variations import (
     TABLE_3,
     Row,
     Scale,
+    add_result,
     compare,
     count_parameters,
     finished_result,
@@ -35,7 +35,6 @@ from annotated.variations import (
     plan,
     pooled_deviation,
     read_results,
-    result_path,
     rows,
     side_lengths,
     sweep,
@@ -46,7 +45,7 @@ from annotated.variations import (
 )
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "results" / "variations"
+RESULTS = ROOT / "results" / "table3_multi30k.jsonl"
 LENGTHS = ROOT / "results" / "lengths.json"
 PAPER = {row.name: row for row in rows()}
 
@@ -293,7 +292,7 @@ def few(tmp_path_factory):
 
 
 def command(few, folder, *more):
-    return [sys.executable, "-m", "annotated", "vary", few, "--scale", "toy", "--out", str(folder / "out"),
+    return [sys.executable, "-m", "annotated", "vary", few, "--scale", "toy", "--out", str(folder / "out.jsonl"),
             "--work", str(folder / "work"), "--rows", "base", "C-N2", "--seeds", "1", "--steps", "5", "--sentences", "3", *more]
 
 
@@ -311,15 +310,12 @@ def swept(few, tmp_path_factory):
 
 def test_sweep_writes_a_result_a_run_and_does_not_run_it_again(swept, few):
     folder, said = swept
-    assert "2 runs, 0 of them finished before, 2 side by side" in said
-    expected = {f"{row}.seed0.{kind}" for row in ("base", "C-N2") for kind in ("json", "jsonl")}
-    assert {path.name for path in (folder / "out").iterdir()} == expected
+    assert "[2/2] C-N2 seed 0: perplexity " in said and f"2 results in {folder / 'out.jsonl'}" in said
     assert [path for path in (folder / "work").iterdir() if path.is_dir()] == []  # checkpoints of finished runs are gone
-    before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in (folder / "out").iterdir()}
-    lines = []
-    results = sweep(few, folder / "out", folder / "work", "toy", ["base", "C-N2"], 1, steps=5, sentences=3, report=lines.append)
-    assert lines == ["2 runs, 2 of them finished before, 2 side by side"]
-    assert before == {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in (folder / "out").iterdir()}
+    before = (folder / "out.jsonl").stat().st_mtime_ns, (folder / "out.jsonl").read_bytes()
+    results = sweep(few, folder / "out.jsonl", folder / "work", "toy", ["base", "C-N2"], 1, steps=5, sentences=3, report=len)
+    assert before == ((folder / "out.jsonl").stat().st_mtime_ns, (folder / "out.jsonl").read_bytes())
+    assert results == read_results(folder / "out.jsonl")
     base = results[0]
     assert base["row"] == "base" and base["model"]["N"] == 3 and results[1]["model"]["N"] == 1 and base["training"]["steps"] == 5
     assert base["perplexity"] == pytest.approx(math.exp(base["loss"])) and 0 <= base["accuracy"] <= 1 and 0 <= base["bleu"] <= 100
@@ -329,7 +325,7 @@ def test_sweep_writes_a_result_a_run_and_does_not_run_it_again(swept, few):
 
 def test_sweep_result_is_that_of_the_books_own_training(swept, few):
     folder, _ = swept
-    kept = read_result(folder / "out" / "base.seed0.json")
+    kept = read_results(folder / "out.jsonl")[0]
     corpus = load_corpus(few)
     tokenizer = WordTokenizer.fit(corpus.train)
     small = Corpus("toy", "en", "de", corpus.train, corpus.valid[:3], corpus.test)
@@ -343,10 +339,10 @@ def test_sweep_result_is_that_of_the_books_own_training(swept, few):
 
 def test_sweep_refuses_results_of_another_configuration(swept, few, capsys):
     folder, _ = swept
-    with pytest.raises(ValueError, match=r"base\.seed0\.json was made with another training \(steps was 5 and is now 6\): move it away"):
-        sweep(few, folder / "out", folder / "work", "toy", ["base"], 1, steps=6, sentences=3)
+    with pytest.raises(ValueError, match=r"out\.jsonl: base seed 0 was made with another training \(steps was 5 and is now 6\): give an"):
+        sweep(few, folder / "out.jsonl", folder / "work", "toy", ["base"], 1, steps=6, sentences=3)
     with pytest.raises(ValueError, match=r"another data"):
-        sweep(few, folder / "out", folder / "work", "toy", ["base"], 1, steps=5, sentences=4)
+        sweep(few, folder / "out.jsonl", folder / "work", "toy", ["base"], 1, steps=5, sentences=4)
     with pytest.raises(SystemExit) as ended:  # not a ValueError: that would be a traceback
         terminal.main(command(few, folder, "--steps", "6")[3:])
     said = capsys.readouterr().err
@@ -354,36 +350,35 @@ def test_sweep_refuses_results_of_another_configuration(swept, few, capsys):
 
 
 def test_a_result_that_cannot_be_read_is_named(tmp_path):
-    path = result_path(tmp_path, "base", 0)
-    assert path.name == "base.seed0.json" and finished_result(path, {}) is None
-    path.write_text("{")
-    with pytest.raises(ValueError, match=r"base\.seed0\.json is no result of a run"):
-        finished_result(path, {})
+    path, facts = tmp_path / "out.jsonl", {"row": "base", "seed": 0}
+    assert finished_result(path, facts) is None
+    add_result(path, facts)
+    path.write_text(path.read_text() + "{")
+    with pytest.raises(ValueError, match=r"out\.jsonl, line 2 is no JSON"):
+        finished_result(path, facts)
 
 
-def test_the_result_of_another_run_is_not_taken(few, tmp_path):
+def test_only_the_line_of_a_run_is_its_result(few, tmp_path):
     corpus, tokenizer, known = variations.read_task(few, "toy", 5, 3)
-    path, facts = result_path(tmp_path, "base", 0), task_facts(known["base"], 0, corpus, tokenizer)
-    path.write_text(json.dumps({**facts, "bleu": 1.0}))
-    assert finished_result(path, facts)["bleu"] == 1.0
-    for other, message in ((task_facts(known["base"], 1, corpus, tokenizer), r"another seed \(seed was 0 and is now 1\)"),
-                           (task_facts(known["A-h1"], 0, corpus, tokenizer), r"another row \(row was 'base' and is now 'A-h1'\)"),
-                           ({**facts, "model": {**facts["model"], "h": 4}}, r"another model \(h was 8 and is now 4\)")):
-        with pytest.raises(ValueError, match=message):
-            finished_result(path, other)
+    path, facts = tmp_path / "out.jsonl", task_facts(known["base"], 0, corpus, tokenizer)
+    others = [task_facts(known["base"], 1, corpus, tokenizer), task_facts(known["A-h1"], 0, corpus, tokenizer)]
+    for other in others:
+        add_result(path, other)
+    assert finished_result(path, facts) is None
+    add_result(path, {**facts, "bleu": 1.0})
+    assert finished_result(path, facts)["bleu"] == 1.0 and finished_result(path, others[0]) == json.loads(json.dumps(others[0]))
+    with pytest.raises(ValueError, match=r"base seed 0 was made with another model \(h was 8 and is now 4\)"):
+        finished_result(path, {**facts, "model": {**facts["model"], "h": 4}})
 
 
-def test_unknown_rows_workers_and_devices_are_refused(few, tmp_path):
+def test_unknown_rows_are_refused(few, tmp_path):
     with pytest.raises(ValueError, match="no row F: there are base, A-h1"):
-        sweep(few, tmp_path, tmp_path, "toy", ["base", "F"], sentences=3)
-    with pytest.raises(ValueError, match="workers=0 is invalid"):
-        runs.devices_for("cpu", 0)
-    assert runs.devices_for("cpu") == ["cpu", "cpu"] and runs.devices_for("cpu", 3) == ["cpu"] * 3
+        sweep(few, tmp_path / "out.jsonl", tmp_path, "toy", ["base", "F"], sentences=3)
 
 
 def test_a_killed_sweep_goes_on_where_it_stopped(few, tmp_path):
     """SIGTERM in the middle: the run saves, the sweep ends with status 75, and the next start goes on from there."""
-    endless = command(few, tmp_path, "--rows", "C-N2", "--workers", "1", "--steps", "100000")
+    endless = command(few, tmp_path, "--rows", "C-N2", "--steps", "100000")
     process = subprocess.Popen(endless, env=ENVIRONMENT, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     folder, deadline = tmp_path / "work" / "C-N2.seed0", time.time() + 240
     while not run_checkpoints(folder) and time.time() < deadline and process.poll() is None:
@@ -391,30 +386,20 @@ def test_a_killed_sweep_goes_on_where_it_stopped(few, tmp_path):
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=120) == INTERRUPTED, process.stdout.read()
     at = int(run_checkpoints(folder)[-1].name[5:])
-    assert 50 <= at < 100_000 and not (tmp_path / "out").exists()
+    assert 50 <= at < 100_000 and not (tmp_path / "out.jsonl").exists()
     assert json.loads((folder / "seconds.json").read_text())["starts"] == 1
-    sweep(few, tmp_path / "out", tmp_path / "work", "toy", ["C-N2"], 1, steps=at + 3, sentences=3, report=lambda line: None)
-    (result,) = read_results(tmp_path / "out")
+    result, = sweep(few, tmp_path / "out.jsonl", tmp_path / "work", "toy", ["C-N2"], 1, steps=at + 3, sentences=3, report=len)
     assert result["seconds"]["starts"] == 2 and result["log"][0]["step"] == 50  # the log of before was carried on
     assert result["log"][-1]["step"] == result["training"]["steps"] == at + 3
 
 
-def test_a_failing_run_is_named_and_the_others_go_on(few, tmp_path):
-    known = variations.read_task(few, "toy", 5, 3)
-    facts = task_facts(known[2]["base"], 0, *known[:2])
-    folder = tmp_path / "work" / "base.seed0"
-    (folder / "step-00000003").mkdir(parents=True)  # a checkpoint that is none
-    with pytest.raises(ValueError, match=r"1 run\(s\) failed: base seed 0 \(.*none of its 1 checkpoints is whole.*\); start again"):
-        sweep(few, tmp_path / "out", tmp_path / "work", "toy", ["base", "C-N2"], 1, ("cpu",), 5, 3, lambda line: None)
-    assert [result["row"] for result in read_results(tmp_path / "out")] == ["C-N2"]
-    assert finished_result(result_path(tmp_path / "out", "base", 0), facts) is None
-
-
-def test_two_processes_do_not_work_at_one_run(few, tmp_path):
+def test_two_processes_share_a_sweep_and_not_a_run(few, tmp_path):
     corpus, tokenizer, known = variations.read_task(few, "toy", 2, 3)
-    with variations.FileLock(tmp_path / "base.seed0.lock"), pytest.raises(ValueError, match="another process works at"):
-        variations.run_row(known["base"], 0, corpus, tokenizer, tmp_path / "out", tmp_path)
-    assert not (tmp_path / "out").exists()
+    with variations.FileLock(tmp_path / "base.seed0.lock"):
+        with pytest.raises(variations.AtWork, match="another process works at"):
+            variations.run_row(known["base"], 0, corpus, tokenizer, tmp_path / "out.jsonl", tmp_path)
+        sweep(few, tmp_path / "out.jsonl", tmp_path, "toy", ["base", "C-N2"], 1, steps=2, sentences=3, report=len)
+    assert [result["row"] for result in read_results(tmp_path / "out.jsonl")] == ["C-N2"], "the other's was not left to it"
 
 
 # --- the kept results ------------------------------------------------------------------------------------------------------
@@ -439,7 +424,6 @@ def test_c29_kept_results_are_of_the_rows_as_the_code_has_them():
         assert result["parameters"] == formula(row.config) and result["decoding"] == variations.DECODING
         assert result["log"][-1]["step"] == row.training.steps
         assert result["perplexity"] == pytest.approx(math.exp(result["loss"])) == result["log"][-1]["valid_perplexity"]
-        assert result_path(RESULTS, result["row"], result["seed"]).is_file()
         assert not re.search(r"/tmp|/home|/root|/work/", json.dumps(result))
     assert len({(result["row"], result["seed"]) for result in results}) == len(results)
     assert len({(result["data"], result["vocabulary"], result["bleu_signature"]) for result in results}) == 1

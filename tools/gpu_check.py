@@ -323,7 +323,7 @@ def main():
             print(json.dumps(found))
         return
     report = {"device": options.device, "when": time.strftime("%Y-%m-%d %H:%M"), "parts": {},
-              **provenance("tools/gpu_check.py", "annotated/training.py")}
+              **provenance()}
     for part in options.parts:
         begin = time.time()
         found, wrong = measured(part, options.device)

@@ -216,7 +216,7 @@ def main():
                   "seed": options.seed, "each": done,
                   "command": f"python tools/kill_loop.py --kills {options.kills} --processes {options.processes}",
                   "machine": f"{platform.machine()}, Python {platform.python_version()}, PyTorch {torch.__version__}",
-                  **provenance("tools/kill_loop.py", "annotated/training.py")}
+                  **provenance()}
     print(json.dumps(report))
     sys.exit(not all(equal))
 

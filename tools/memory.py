@@ -89,7 +89,7 @@ def main():
     report = {"command": "python tools/memory.py --pairs " + " ".join(map(str, options.pairs)),
               "machine": f"{platform.machine()}, {platform.system()}, Python {platform.python_version()}",
               "metric": "peak resident memory (VmHWM), bytes", "limit": LIMIT, "max_tokens": MAX_TOKENS,
-              **provenance("annotated/batches.py"), "runs": []}
+              **provenance(), "runs": []}
     for count in options.pairs:
         with tempfile.TemporaryDirectory() as place:
             command = [sys.executable, __file__, "--pairs", str(count), "--here", f"{place}/encoded"]

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from annotated.files import provenance
-from notebooks import PACKAGE, ROOT
+from notebooks import ROOT
 
 # (fault, module, code as it is, code with the fault, the test files that guard it)
 MUTATIONS = [
@@ -344,8 +344,7 @@ def main():
     caught = {fault: test for (fault, *_), test in zip(faults, found, strict=True)}
     missed = [fault for fault, test in caught.items() if test is None]
     if not wanted:
-        package = [f"annotated/{path.name}" for path in sorted(PACKAGE.glob("*.py"))]
-        facts = {"command": "make test-long", **provenance("tools/mutate.py", *package), "caught by": caught}
+        facts = {"command": "make test-long", **provenance(), "caught by": caught}
         report.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     print(f"{len(caught) - len(missed)} passed, {len(missed)} failed")
     sys.exit(bool(missed or not caught))

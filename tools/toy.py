@@ -70,7 +70,7 @@ def main():
         "training": saved.info["training"],
         "training_seconds": seconds,
         "machine": describe_machine(),
-        **provenance("tools/toy.py", "annotated/training.py", "annotated/decoding.py", "annotated/evaluation.py"),
+        **provenance(),
         "log": saved.info["log"],
     }
     write_result(ROOT / "results" / "toy.json", facts)
