@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['whole_file', 'write_text', 'write_json', 'whole_folder', 'sha256_of', 'stream_lines',
            'data_root', 'find_file', 'describe_machine', 'write_json_lines', 'read_json_lines',
-           'write_result', 'read_result', 'provenance', 'made_at']
+           'read_json', 'provenance', 'made_at']
 
 # %% ../notebooks/80_files.ipynb #ec8af477
 import atexit
@@ -284,22 +284,12 @@ def read_json_lines(path):
     return values
 
 # %% ../notebooks/80_files.ipynb #3e5142f4
-def write_result(path, facts):
-    """Write facts about a run to `path`, NAME.json, and their "log", if any, to NAME.jsonl."""
-    facts, lines = dict(facts), Path(path).with_suffix(".jsonl")
-    log = facts.pop("log", None)
-    if log is None:
-        lines.unlink(missing_ok=True)  # of another run
-    else:
-        write_json_lines(lines, log)
-    write_json(path, facts)
-
-
-def read_result(path):
-    """The facts that `write_result` wrote, with their log; ValueError for what is no JSON."""
-    lines = Path(path).with_suffix(".jsonl")
-    facts = json.loads(Path(path).read_text(encoding="utf-8"))
-    return facts | ({"log": read_json_lines(lines)} if lines.exists() else {})
+def read_json(path):
+    """The value in a JSON file; ValueError that names a file which holds none."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is no JSON: {error}") from None
 
 # %% ../notebooks/80_files.ipynb #80c0de02
 def _made_here():

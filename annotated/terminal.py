@@ -376,7 +376,7 @@ def _score(arguments):
              "attention_gain": saved.info.get("attention_gain", 1.0), "decoding_seconds": seconds,
              "training_seconds": saved.info.get("seconds"), "log": saved.info.get("log"),
              "machine": files.describe_machine(), **files.provenance()}
-    files.write_result(path, facts)
+    files.write_json(path, facts)
     print(report)
 
 # %% ../notebooks/83_terminal.ipynb #2c6fbb0a
@@ -490,7 +490,7 @@ def _parse(arguments):
     for name, score in facts["scores"].items():
         print(f"{name:16} F1 {score['f1']:6.2f}  well-formed {score['well_formed']:6.2f}")
     if options.results:
-        files.write_result(options.results, facts | {"command": _line("parse", arguments)})
+        files.write_json(options.results, facts | {"command": _line("parse", arguments)})
     if options.trees:
         files.write_text(options.trees, "".join(f"{tree or '(TOP)'}\n" for tree in trees))
 

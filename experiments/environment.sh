@@ -10,4 +10,3 @@ start() {  # a script; with processes=2: by two of them, a thread each
         OMP_NUM_THREADS=1 .venv/bin/torchrun --nproc-per-node "$processes" "$@"; fi
 }
 annotated() { start -m annotated "$@"; }
-without_bar() { tr '\r' '\n' | grep -v '^training:' >> "$1"; }  # the log, without the progress bar, over several starts

@@ -5,7 +5,7 @@
 The deviation between seeds says nothing of the test set: 1,000 other sentences would move all seeds together. So the mean of a row's
 BLEU over its seeds is bootstrapped (Koehn, 2004): the sentences are drawn anew, with replacement, the same for all rows and seeds, and
 the 2.5 % and the 97.5 % quantile of the means are the interval. The row that is taught less another is taken on the same draws: the
-paired bootstrap. Writes results/multi30k_record/intervals.json.
+paired bootstrap. Writes results/multi30k_intervals.json.
 """
 
 from pathlib import Path
@@ -15,9 +15,9 @@ import sacrebleu
 
 from annotated.corpora import load_corpus
 from annotated.evaluation import multi30k_form
-from annotated.files import provenance, read_result, write_json
+from annotated.files import provenance, read_json_lines, write_json
 
-FOLDER = Path("results/multi30k_record")
+RESULTS = Path("results")
 DRAWS, SEED, PUBLISHED = 10_000, 1, 41.02
 
 
@@ -44,18 +44,19 @@ def main():
     draw = np.random.default_rng(SEED)
     times = draw.multinomial(len(references), np.full(len(references), 1 / len(references)), size=DRAWS)  # how often each sentence is drawn
     rows, drawn = {}, {}
-    for folder in sorted({path.parent.parent for path in FOLDER.glob("*/seed*/test.json")}):
+    runs = [run for run in read_json_lines(RESULTS / "multi30k_record.jsonl") if run["split"] == "test"]
+    for name in sorted({run["row"] for run in runs}):
         scores, means = [], 0
-        for path in sorted(folder.glob("seed*/test.json")):
-            of_each = counts(multi30k_form(path.with_suffix(".txt").read_text(encoding="utf-8").splitlines()), references)
+        for run in sorted((run for run in runs if run["row"] == name), key=lambda run: run["seed"]):
+            of_each = counts(multi30k_form(run["outputs"]), references)
             scores.append(bleu(of_each.sum(axis=0)).item())
-            assert abs(scores[-1] - read_result(path)["entries"]["multi30k"]["score"]) < 1e-6, path
+            assert abs(scores[-1] - run["entries"]["multi30k"]["score"]) < 1e-6, (name, run["seed"])
             means = means + bleu(times @ of_each)
-        drawn[folder.name] = means / len(scores)
-        rows[folder.name] = {"scores": scores, "mean": float(np.mean(scores)), **interval(drawn[folder.name])}
+        drawn[name] = means / len(scores)
+        rows[name] = {"scores": scores, "mean": float(np.mean(scores)), **interval(drawn[name])}
     differences = {f"taught minus {other}": {"mean": rows["taught"]["mean"] - row["mean"], **interval(drawn["taught"] - drawn[other])}
                    for other, row in rows.items() if other != "taught" and len(row["scores"]) > 1}
-    write_json(FOLDER / "intervals.json", {
+    write_json(RESULTS / "multi30k_intervals.json", {
         "data": f"multi30k test, {len(references):,} sentences", "metric": "BLEU as Multi30k is scored, 95 % intervals",
         "command": "python experiments/intervals.py", "draws": DRAWS, "seed": SEED, "published": PUBLISHED, "rows": rows,
         "differences": differences, "share of draws with taught above published": float((drawn["taught"] > PUBLISHED).mean()),

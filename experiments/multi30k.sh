@@ -5,6 +5,6 @@ export OMP_NUM_THREADS=2
 source "$(dirname "$0")/environment.sh"
 model=_build/multi30k results=results/multi30k
 mkdir -p _build "$results"
-rm -rf "$model" "$results/train.log"
-annotated train multi30k --out "$model" --precision bf16 2>&1 | tee >(without_bar "$results/train.log")
+rm -rf "$model"
+annotated train multi30k --out "$model" --precision bf16
 annotated score "$model" multi30k test "$results" --command "make multi30k"

@@ -19,13 +19,13 @@
 source "$(dirname "$0")/environment.sh"
 name=${1:-published} split=${split:-test} trainers=${processes:-}
 unset processes  # they train; one process prepares and scores
-work=_build/multi30k_record results=results/multi30k_record/$name
+work=_build/multi30k_record scores=_build/multi30k_record/$name.scores
 data=$work/data
 epoch=58  # updates: 29,000 pairs of 10,000 types in batches of 8,192 tokens
 command="make multi30k-record"
 [ $# = 0 ] || command="${teachers:+teachers=$teachers }${copies:+copies=$copies }${r_drop:+r_drop=$r_drop }${smoothed_stop:+smoothed_stop=1 }${trainers:+processes=$trainers }experiments/multi30k_record.sh $*"
 [ "$split" = test ] || command="split=$split $command"
-mkdir -p "$results"
+mkdir -p "$scores"
 with_loss() {
     if [ -n "${r_drop:-}" ]; then start experiments/r_drop.py "$r_drop" "${@:3}"
     elif [ -n "${smoothed_stop:-}" ]; then start experiments/smoothed_stop.py "${@:3}"
@@ -56,15 +56,15 @@ if [ -n "${teachers:-}" ]; then
 fi
 for seed in ${seeds:-0 1 2}; do
     model=$work/$name.seed$seed
-    [ -d "$model" ] || [ -d "$model-checkpoints" ] || rm -f "$results/train.seed$seed.log"  # of another run
     [ -d "$model" ] || processes=$trainers with_loss annotated train "$data" --source en --target de --out "$model" --checkpoints "$model-checkpoints" --resume \
         --preset small --N 4 --d-model 128 --d-ff 256 --h 4 --dropout 0.3 --vocab-size 10000 --precision bf16 --seed "$seed" \
         --max-tokens 8192 --accumulate 2 --warmup 2000 --factor 2.53 --steps $((138 * epoch)) --validate-every "$epoch" \
-        --save-every "$epoch" --keep-last 10 --average 10 --patience 10 "${@:2}" 2>&1 | tee >(without_bar "$results/train.seed$seed.log")
-    [ -f "$results/seed$seed/$split.json" ] || annotated score "$model" "$work/data" "$split" "$results/seed$seed" --beam 5 --alpha 1.4 \
+        --save-every "$epoch" --keep-last 10 --average 10 --patience 10 "${@:2}"
+    [ -f "$scores/seed$seed/$split.json" ] || annotated score "$model" "$work/data" "$split" "$scores/seed$seed" --beam 5 --alpha 1.4 \
         --moses --references multi30k --command "$command" --data "multi30k $split, seed $seed"
+    start experiments/collect.py results/multi30k_record.jsonl "$name" "$seed" "$scores/seed$seed/$split.json"
 done
-.venv/bin/python - "$results"/seed?/"$split.json" <<'END'
+.venv/bin/python - "$scores"/seed?/"$split.json" <<'END'
 import json, statistics, sys
 scores = [json.load(open(path, encoding="utf-8"))["entries"]["multi30k"]["score"] for path in sys.argv[1:]]
 told = f", deviation {statistics.stdev(scores):.2f}" if len(scores) > 1 else ""

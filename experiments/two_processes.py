@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from annotated.files import CHECKOUT, describe_machine, provenance, read_result, write_json
+from annotated.files import CHECKOUT, describe_machine, provenance, read_json, write_json
 
 OPTIONS = {  # toy takes minutes, multi30k about half an hour on 2 quiet cores
     "toy": {"preset": "toy", "N": 2, "d_model": 64, "d_ff": 192, "h": 4, "steps": 500, "max_tokens": 1024, "warmup": 150,
@@ -34,7 +34,7 @@ def run(processes, seed, data, options):
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         for command in (train, score):
             subprocess.run([sys.executable, *command], check=True, env=environment, cwd=CHECKOUT, stdout=subprocess.DEVNULL)
-        facts = read_result(Path(folder, "scores", "test.json"))
+        facts = read_json(Path(folder, "scores", "test.json"))
     return {"processes": processes, "seed": seed, "entries": {name: facts["entries"][name] for name in ("sacrebleu", "chrf")},
             "losses": [row["valid_loss"] for row in facts["log"]], "tokens": facts["log"][-1]["tokens"],
             "seconds": facts["training_seconds"]["wall"], "metric": facts["entries"]["sacrebleu"]["signature"]}
@@ -45,7 +45,7 @@ def main(out="results/two_processes.json", data="toy", runs=RUNS, **changes):
     facts = {"data": f"{data}, en to de, test", "options": options, "decoding": "greedy", "machine": describe_machine(),
              "command": "make two-processes", **provenance()}
     kept = json.loads(Path(out).read_text(encoding="utf-8")) if Path(out).exists() else {"runs": []}
-    same = all(kept.get(name) == facts[name] for name in ("data", "options", "modules"))
+    same = all(kept.get(name) == facts[name] for name in ("data", "options", "revision"))
     done = kept["runs"] if same else []
     for processes, seed in runs:
         if any((one["processes"], one["seed"]) == (processes, seed) for one in done):

@@ -25,7 +25,7 @@ from annotated.batches import count_batches, pair_lengths
 from annotated.checkpoints import average_checkpoints, load_checkpoint, save_checkpoint
 from annotated.corpora import Corpus, load_corpus
 from annotated.fast import ChunkedLoss, prepare, undo
-from annotated.files import read_result
+from annotated.files import read_json
 from annotated.regularization import LabelSmoothingLoss
 from annotated.terminal import train_options
 from annotated.tokens import SubwordTokenizer, split_words
@@ -164,7 +164,6 @@ def test_scripts_are_shell_and_give_options_that_the_commands_know(script):
 
 STUB = """set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-without_bar() { cat > "$1"; }
 start() { echo "${processes:-1}" >> processes; .venv/bin/python "$@"; }
 annotated() {
     echo "${processes:-1}" >> processes
@@ -459,7 +458,7 @@ def test_r_drop_reads_twice_in_training_only_and_what_it_saves_translates(tmp_pa
     assert type(saved.model) is Transformer and saved.info["attention_gain"] == 0.5 and len(saved.info["log"]) == 2
     monkeypatch.setenv("COLUMNS", "80")
     terminal.main(["score", str(tmp_path / "model"), str(tmp_path), "test", str(tmp_path / "scores")])
-    assert read_result(tmp_path / "scores/test.json")["log"] == saved.info["log"]
+    assert read_json(tmp_path / "scores/test.json")["log"] == saved.info["log"]
     model = r_drop.build(saved.model.config)
     source, target = torch.tensor([[5, 6, 7]]), torch.tensor([[1, 8]])
     first, second = model.train().hidden(source, target).chunk(2, dim=-1)

@@ -26,15 +26,14 @@ from annotated.files import (
     describe_machine,
     input_lines,
     open_text,
+    read_json,
     read_json_lines,
-    read_result,
     sha256_of,
     stream_lines,
     whole_file,
     whole_folder,
     write_json,
     write_json_lines,
-    write_result,
 )
 
 
@@ -440,18 +439,9 @@ def test_a_line_that_is_no_json_is_named(tmp_path):
     (tmp_path / "log.jsonl").write_text('{"step": 1}\n{"step"\n')
     with pytest.raises(ValueError, match=r"log\.jsonl, line 2 is no JSON"):
         read_json_lines(tmp_path / "log.jsonl")
-    (tmp_path / "log.json").write_text('{"bleu": 1.5}')
-    with pytest.raises(ValueError, match=r"log\.jsonl, line 2"):
-        read_result(tmp_path / "log.json")
-
-
-def test_a_result_has_its_log_beside_it_and_keeps_none_of_another_run(tmp_path):
-    facts = {"bleu": 1.5, "log": [{"step": 1}, {"step": 2}]}
-    write_result(tmp_path / "test.json", facts)
-    assert json.loads((tmp_path / "test.json").read_text()) == {"bleu": 1.5} and facts.keys() == {"bleu", "log"}
-    assert (tmp_path / "test.jsonl").read_text() == '{"step": 1}\n{"step": 2}\n' and read_result(tmp_path / "test.json") == facts
-    write_result(tmp_path / "test.json", {"bleu": 2.5, "log": None})  # of a model without a log
-    assert read_result(tmp_path / "test.json") == {"bleu": 2.5} and not (tmp_path / "test.jsonl").exists()
+    (tmp_path / "one.json").write_text('{"bleu": 1.')
+    with pytest.raises(ValueError, match=r"one\.json is no JSON"):
+        read_json(tmp_path / "one.json")
 
 
 def test_seconds_of_all_starts_are_added_up(tmp_path, monkeypatch):

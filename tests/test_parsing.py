@@ -579,7 +579,7 @@ def test_the_split_that_is_asked_for_is_scored(learned):
 
 def test_results_that_are_kept_add_up():
     for path in sorted((ROOT / "results").glob("parsing_*.json")):
-        found = files.read_result(path)
+        found = files.read_json(path)
         assert {"data", "seed", "machine", "command", "metric", "log"} <= set(found)
         for score in found["scores"].values():
             assert score["f1"] == pytest.approx(200 * score["matched"] / (score["predicted"] + score["gold"]))

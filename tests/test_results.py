@@ -15,7 +15,7 @@ from helpers import ROOT
 
 from annotated.checkpoints import load_checkpoint, save_checkpoint
 from annotated.fast import prepare
-from annotated.files import made_at, provenance, read_result
+from annotated.files import made_at, provenance, read_json, read_json_lines
 from annotated.transformer import Transformer, TransformerConfig
 from annotated.variations import compare, read_results, rows
 
@@ -45,7 +45,7 @@ def test_the_table_says_at_which_revision_its_figures_were_made():
     text = (ROOT / "results" / "README.md").read_text(encoding="utf-8")
     assert results.marked(text) == text, "run `make results`: it brings the column `made at` of results/README.md up to date"
     linked = {name for row in text.splitlines() for name in results.LINK.findall(row)}
-    assert linked >= {"toy.json", "table3_multi30k.jsonl", "parsing_gum.json", "multi30k_record", "bench"}
+    assert linked >= {"toy.json", "table3_multi30k.jsonl", "parsing_gum.json", "multi30k_record.jsonl", "bench"}
 
 
 def test_kept_models_are_small_can_be_loaded_and_have_a_card():
@@ -56,7 +56,7 @@ def test_kept_models_are_small_can_be_loaded_and_have_a_card():
     for folder in folders:
         saved, card = load_checkpoint(folder), (folder / "README.md").read_text(encoding="utf-8")
         _, result, told = keep.MODELS[folder.name]
-        facts = read_result(ROOT / "results" / result)
+        facts = keep.measured(ROOT / "results" / result)
         assert saved.info["log"] == facts["log"]
         assert saved.info["training"] == facts["training"] and asdict(saved.model.config) == facts["model"]
         assert f"{facts['parameters']:,} parameters" in card and f"{facts['log'][-1]['step']:,} updates" in card
@@ -93,9 +93,9 @@ def test_the_table_has_the_toy_scores_of_the_file():
 
 
 def test_every_row_of_the_record_was_scored_as_was_chosen_on_val():
-    chosen = json.loads((ROOT / "results/multi30k_record/choices.json").read_text(encoding="utf-8"))["choices"]
+    chosen = read_json(ROOT / "results/multi30k_choices.json")["choices"]
     best = max(chosen, key=lambda choice: choice["bleu"])
-    scored = [json.loads(path.read_text(encoding="utf-8")) for path in (ROOT / "results/multi30k_record").glob("*/seed*/test.json")]
+    scored = [run for run in read_json_lines(ROOT / "results/multi30k_record.jsonl") if run["split"] == "test"]
     assert scored
     for facts in scored:
         assert facts["decoding"] == f"beam {best['beam']}, alpha {best['alpha']}"
@@ -124,13 +124,12 @@ def test_both_readmes_tell_the_worse_training_of_the_toy_model_too():
 
 
 def test_the_rows_of_multi30k_tell_the_error_of_the_test_set_the_looks_at_it_and_the_hours_of_the_teachers():
-    folder = ROOT / "results/multi30k_record"
-    sure = json.loads((folder / "intervals.json").read_text(encoding="utf-8"))
-    scored = {path: read_result(path) for path in sorted(folder.glob("*/seed*/test.json"))}
-    rows = {path.parent.parent.name for path in scored}
+    sure = read_json(ROOT / "results/multi30k_intervals.json")
+    scored = [run for run in read_json_lines(ROOT / "results/multi30k_record.jsonl") if run["split"] == "test"]
+    rows = {run["row"] for run in scored}
     assert sure["rows"].keys() == rows and len(rows) == 8 and sure["draws"] >= 1000
     for name, row in sure["rows"].items():
-        ours = [facts["entries"]["multi30k"]["score"] for path, facts in scored.items() if path.parent.parent.name == name]
+        ours = [run["entries"]["multi30k"]["score"] for run in scored if run["row"] == name]
         assert row["scores"] == pytest.approx(ours) and row["mean"] == pytest.approx(sum(ours) / len(ours))
         assert row["low"] < min(ours) and row["high"] > max(ours), "a test set of 1,000 sentences errs more than seeds"
     taught, gain = sure["rows"]["taught"], sure["differences"]["taught minus to-the-end"]
@@ -149,7 +148,7 @@ def test_the_rows_of_multi30k_tell_the_error_of_the_test_set_the_looks_at_it_and
             assert f"+{by['mean']:.2f} ({signed(by['low'])} to {signed(by['high'])})" in section
     for text in (short, section):
         assert re.search("(?i)eight configurations", text) and re.search("adopted after the printed one had failed", text)
-    hours = {name: [facts["training_seconds"]["processor"] / 3600 for path, facts in scored.items() if path.parent.parent.name == name]
+    hours = {name: [run["training_seconds"]["processor"] / 3600 for run in scored if run["row"] == name]
              for name in ("to-the-end", "taught")}
     teachers = sum(hours["to-the-end"])
     assert f"{min(hours['taught']):.1f} to {max(hours['taught']):.1f}, and {teachers:.1f} for its three teachers |" in section

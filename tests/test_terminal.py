@@ -25,7 +25,7 @@ from annotated.checkpoints import load_checkpoint, save_checkpoint
 from annotated.corpora import Corpus, load_corpus
 from annotated.decoding import beam_search, translate
 from annotated.fast import prepare
-from annotated.files import read_result
+from annotated.files import read_json
 from annotated.runs import run_checkpoints
 from annotated.terminal import main
 from annotated.tokens import BEGIN, END, UNKNOWN, SubwordTokenizer, WordTokenizer
@@ -433,7 +433,7 @@ def test_score_measures_what_translate_writes_and_tells_auto_what_valid_says(tmp
     main(["score", str(tmp_path / "model"), str(own), "test", str(results), "--beam", "2", "--alpha", "0.5"])
     saved, (sources, references) = load_checkpoint(tmp_path / "model"), (list(side) for side in zip(*TEXTS, strict=True))
     outputs = translate(saved.model, saved.tokenizer, sources, "en", beam=2, alpha=0.5)
-    facts = read_result(results / "test.json")
+    facts = read_json(results / "test.json")
     assert (results / "test.txt").read_text(encoding="utf-8").splitlines() == outputs
     score = facts["entries"]["sacrebleu"]["score"]
     assert score == pytest.approx(sacrebleu.corpus_bleu(outputs, [references]).score) and score > 10
@@ -446,7 +446,7 @@ def test_score_measures_what_translate_writes_and_tells_auto_what_valid_says(tmp
     assert facts["command"].startswith("annotated score ") and facts["log"] == saved.info["log"] and facts["log"][-1]["step"] == 150
     save_checkpoint(tmp_path / "bare", saved.model, saved.tokenizer, source_language="en", target_language="de")  # as --back makes it
     main(["score", str(tmp_path / "bare"), str(own), "test", str(tmp_path / "again"), "--beam", "2", "--alpha", "0.5"])
-    bare = read_result(tmp_path / "again/test.json")
+    bare = read_json(tmp_path / "again/test.json")
     assert bare["entries"] == facts["entries"] and bare["training"] is None and "log" not in bare
     asked, real = [], fast.prepare
     monkeypatch.setattr(fast, "prepare", lambda *given: asked.append(given) or real(given[0], "translate"))

@@ -5,14 +5,13 @@
 `load_checkpoint`, and every command that takes a model's folder, reads it. A model has at most 12 MB, all together have at most 30.
 """
 
-import json
 import shutil
 import sys
 import tempfile
 from pathlib import Path
 
 from annotated.checkpoints import load_checkpoint, save_checkpoint
-from annotated.files import write_text
+from annotated.files import read_json, read_json_lines, write_text
 from notebooks import ROOT
 
 PLACE = ROOT / "results" / "models"
@@ -26,7 +25,7 @@ MODELS = {  # name: the folder of the trained model, its file of results, and wh
         "purpose": "a constituency parser for English biomedical text (page 22)", "command": "make parse-craft", "license": "cc-by-3.0",
         "language": "en", "data": "the trees of CRAFT's open-access articles (annotations CC BY 3.0; the articles' own terms in its "
                                   "ATTRIBUTION), https://github.com/UCDenver-ccp/CRAFT"}),
-    "multi30k": ("_build/multi30k_record/published.seed0", "multi30k_record/published/seed0/test.json", {
+    "multi30k": ("_build/multi30k_record/published.seed0", "multi30k_record.jsonl", {
         "purpose": "English captions to German, both lower-cased, in Moses tokens (page 19)", "command": "make multi30k-record",
         "license": "other", "language": "[en, de]",
         "data": "the 29,000 pairs of Multi30k's training split, https://github.com/multi30k/dataset, which names no licence: "
@@ -53,10 +52,17 @@ library_name: annotated
 """
 
 
+def measured(path):
+    """The facts of the run that a kept model comes from; of the record's many it is the first row's seed 0."""
+    if path.suffix == ".json":
+        return read_json(path)
+    return next(run for run in read_json_lines(path) if (run["row"], run["seed"], run["split"]) == ("published", 0, "test"))
+
+
 def keep(name, place=PLACE, root=ROOT):
     """Write the model `name` into a folder of `place`, in place of an older one; ValueError for one that is too large."""
     folder, results, told = MODELS[name]
-    machine = json.loads((root / "results" / results).read_text(encoding="utf-8"))["machine"]
+    machine = measured(root / "results" / results)["machine"]
     saved = load_checkpoint(root / folder)
     moved = max((weight.half() - weight).abs().max().item() for weight in saved.model.state_dict().values())
     with tempfile.TemporaryDirectory() as part:

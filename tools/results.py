@@ -29,7 +29,7 @@ def files(place=RESULTS):
     """The files of results at a path: itself, or all in a folder. Logs, translations and kept models belong to them."""
     if not place.is_dir():
         return [place]
-    return sorted({*place.rglob("*.json"), *place.glob("table3_*.jsonl")} - set(place.glob("models/*/*")))
+    return sorted({*place.rglob("*.json"), *place.glob("*.jsonl")} - set(place.glob("models/*/*")))
 
 
 def made(cells):

@@ -17,7 +17,7 @@ from annotated.checkpoints import save_checkpoint
 from annotated.corpora import load_corpus
 from annotated.decoding import translate
 from annotated.evaluation import bleu_report
-from annotated.files import describe_machine, provenance, write_result
+from annotated.files import describe_machine, provenance, write_json
 from annotated.tokens import WordTokenizer
 from annotated.training import PRESETS, book_model, train_on
 from notebooks import ROOT
@@ -73,7 +73,7 @@ def main():
         **provenance(),
         "log": saved.info["log"],
     }
-    write_result(ROOT / "results" / "toy.json", facts)
+    write_json(ROOT / "results" / "toy.json", facts)
     print(json.dumps({name: fact for name, fact in facts.items() if name not in ("modules", "log", "training")}, indent=1))
 
 
