@@ -19,7 +19,7 @@ from tyro.conf import OmitArgPrefixes, Positional, Suppress
 
 # %% ../notebooks/83_terminal.ipynb #789780c0
 _LANGUAGES = ("source_language", "target_language")
-_POSITIVE = "average attention_gain limit sentences beam_sentences seeds workers steps".split()
+_POSITIVE = "average attention_gain limit sentences beam_sentences seeds steps".split()
 
 
 def _read(form, command, arguments):

@@ -309,6 +309,8 @@ def _readable(data):
 class DroppedMerges(SubwordTokenizer):
     """A byte-pair encoding that cuts anew at each call (BPE-dropout, Provilkov et al., 2020).
 
+    The library has that too, but draws without a seed.
+
     plain: whose merges they are; rate: the chance with which a possible merge is passed over.
     """
 

@@ -345,7 +345,7 @@ def test_a_corpus_prints_in_one_line(tmp_path):
 @pytest.fixture
 def wmt(publisher, monkeypatch):
     """WMT14 English–French as a local publisher serves it, with a German file beside each that nobody asked for."""
-    monkeypatch.setattr(downloads.fetch, "__defaults__", (None, 1, 2, 0))
+    monkeypatch.setattr(downloads.fetch, "__defaults__", (None, 1, 1))
     sgm = '<srcset setid="x">\n<DOC>\n<p>\n<seg id="1">{}</seg>\n</p>\n<hl>\n<seg id="2"> {} </seg>\n</hl></DOC>\n'
     files = {
         "europarl-v7.tgz": tar({"../outside.txt": b"!", "training/europarl-v7.de-en.de": b"Nein\n",
