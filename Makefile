@@ -55,15 +55,15 @@ test-long: setup  ## the tests that take longer: properties on new examples, pla
 	$(PYTHON) tools/mutate.py
 	$(PYTHON) tools/mutation_score.py
 	@mkdir -p _build
-	$(PYTHON) tools/kill_loop.py --kills 20 --processes 1 > _build/kill_loop_1.json && mv _build/kill_loop_1.json results/
-	$(PYTHON) tools/kill_loop.py --kills 20 --processes 2 > _build/kill_loop_2.json && mv _build/kill_loop_2.json results/
-	$(PYTHON) tools/memory.py --out results/memory.json
+	$(PYTHON) experiments/kill_loop.py --kills 20 --processes 1 > _build/kill_loop_1.json && mv _build/kill_loop_1.json results/
+	$(PYTHON) experiments/kill_loop.py --kills 20 --processes 2 > _build/kill_loop_2.json && mv _build/kill_loop_2.json results/
+	$(PYTHON) experiments/memory.py --out results/memory.json
 
 results: setup  ## bring the column of revisions and the rows on speed in results/README.md and README.md up to date
 	$(PYTHON) tools/results.py
 
 toy: setup  ## train the book's model anew, put it into the package, score it (results/toy.json; 3 to 5 minutes, on a quiet machine)
-	$(PYTHON) tools/toy.py
+	$(PYTHON) experiments/toy.py
 
 lint: setup  ## ruff over everything; no line of the pages and the package above 100 characters
 	$(PYTHON) -m ruff check .

@@ -29,7 +29,8 @@ def test_fetch_brings_the_publishers_bytes(publisher, tmp_path, capsys):
     assert "100%" in capsys.readouterr().err  # the progress bar
 
 
-@pytest.mark.parametrize("fault", ["404", "wrong digest", "nobody there", "redirect without end", "busy", "cut", "stall", "chunked and cut"])
+@pytest.mark.parametrize("fault", ["404", "wrong digest", "nobody there", "redirect without end", "busy", "cut", "stall",
+                                   "chunked and cut"])
 def test_a_failed_download_says_so_and_leaves_nothing(publisher, tmp_path, fault):
     publisher.files["/a.gz"] = os.urandom(100_000)
     address, digest, error, path = publisher.address + "/a.gz", None, ConnectionError, tmp_path / "a.gz"

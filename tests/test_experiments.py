@@ -32,7 +32,7 @@ from annotated.tokens import SubwordTokenizer, split_words
 from annotated.training import TrainingConfig, encode_pairs, is_over, train
 from annotated.transformer import Transformer, TransformerConfig
 
-sys.path[:0] = [str(ROOT / "experiments"), str(ROOT / "tools")]
+sys.path.insert(0, str(ROOT / "experiments"))
 import curve  # noqa: E402
 import gather  # noqa: E402
 import intervals  # noqa: E402

@@ -19,7 +19,7 @@ from annotated.files import made_at, provenance, read_json, read_json_lines
 from annotated.transformer import Transformer, TransformerConfig
 from annotated.variations import compare, read_results, rows
 
-sys.path.insert(0, "tools")
+sys.path[:0] = ["experiments", "tools"]
 import keep  # noqa: E402
 import kill_loop  # noqa: E402
 

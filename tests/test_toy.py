@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers import ROOT, TEXTS, state
 
-sys.path.insert(0, str(ROOT / "tools"))
+sys.path.insert(0, str(ROOT / "experiments"))
 import toy
 from safetensors.torch import load_file
 

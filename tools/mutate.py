@@ -225,7 +225,7 @@ MUTATIONS = [
      "tokens.WordTokenizer.fit(corpus.train + corpus.test, *languages)", "terminal"),
     ("pieces are learnt from the test set too", "terminal", "tokens.SubwordTokenizer.fit(corpus.train, pieces",
      "tokens.SubwordTokenizer.fit(corpus.train + corpus.test, pieces", "terminal"),
-    ("words of the validation set in the book's vocabulary", "../tools/toy", "WordTokenizer.fit(corpus.train)",
+    ("words of the validation set in the book's vocabulary", "../experiments/toy", "WordTokenizer.fit(corpus.train)",
      "WordTokenizer.fit(corpus.train + corpus.valid)", "toy"),
     ("the mean of the first checkpoints, not of the last", "terminal", "[-options.average :]", "[: options.average]", "terminal"),
     ("a preset is forgotten for the defaults", "terminal", "options if preset == first else read(preset)", "options", "terminal"),
@@ -282,7 +282,7 @@ def checkout(folder):
     Package, tests and tools are copies, all else links.
     """
     for entry in ROOT.iterdir():
-        if entry.name in ("annotated", "tests", "tools"):
+        if entry.name in ("annotated", "experiments", "tests", "tools"):
             shutil.copytree(entry, folder / entry.name, ignore=shutil.ignore_patterns("__pycache__"))
         elif entry.name not in (".git", ".venv", "_build", "data"):
             (folder / entry.name).symlink_to(entry)

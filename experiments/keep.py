@@ -1,6 +1,6 @@
 """Keep a trained model among the results: results/models/NAME, in half precision, with a card.
 
-    python tools/keep.py gum         after `make parse-gum`: its model, and so for each of MODELS
+    python experiments/keep.py gum         after `make parse-gum`: its model, and so for each of MODELS
 
 `load_checkpoint`, and every command that takes a model's folder, reads it. A model has at most 12 MB, all together have at most 30.
 """
@@ -11,10 +11,9 @@ import tempfile
 from pathlib import Path
 
 from annotated.checkpoints import load_checkpoint, save_checkpoint
-from annotated.files import read_json, read_json_lines, write_text
-from notebooks import ROOT
+from annotated.files import CHECKOUT, read_json, read_json_lines, write_text
 
-PLACE = ROOT / "results" / "models"
+PLACE = CHECKOUT / "results" / "models"
 MOST, MOST_TOGETHER = 12e6, 30e6  # bytes
 MODELS = {  # name: the folder of the trained model, its file of results, and what its card says
     "gum": ("_build/parse-gum", "parsing_gum.json", {
@@ -44,7 +43,8 @@ library_name: annotated
 
 # {name}: {purpose}
 
-- **Made by** `{command}`, then `python tools/keep.py {name}`: {steps:,} updates, seed {seed}, {average} checkpoints averaged, on {machine}.
+- **Made by** `{command}`, then `python experiments/keep.py {name}`: {steps:,} updates, seed {seed}, {average} checkpoints averaged, \
+on {machine}.
 - **Trained on** {data}.
 - **Size**: {parameters:,} parameters in float16, which `load_checkpoint` reads as fp32; rounding moved no weight by more than {moved:.1e}.
 - **Scores, seconds, log, revision**: [{results}](../../{results}), measured before rounding.
@@ -59,7 +59,7 @@ def measured(path):
     return next(run for run in read_json_lines(path) if (run["row"], run["seed"], run["split"]) == ("published", 0, "test"))
 
 
-def keep(name, place=PLACE, root=ROOT):
+def keep(name, place=PLACE, root=CHECKOUT):
     """Write the model `name` into a folder of `place`, in place of an older one; ValueError for one that is too large."""
     folder, results, told = MODELS[name]
     machine = measured(root / "results" / results)["machine"]
@@ -82,5 +82,5 @@ def keep(name, place=PLACE, root=ROOT):
 
 if __name__ == "__main__":
     if sys.argv[1:2] == [] or sys.argv[1] not in MODELS:
-        sys.exit(f"usage: python tools/keep.py {{{','.join(MODELS)}}}")
+        sys.exit(f"usage: python experiments/keep.py {{{','.join(MODELS)}}}")
     keep(sys.argv[1])

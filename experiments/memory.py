@@ -1,6 +1,6 @@
 """How much memory does a large corpus take? Encode synthetic pairs, and make the batches of one epoch, each run in its own process.
 
-    python tools/memory.py [--pairs 5000000 1250000] [--out results/memory.json]
+    python experiments/memory.py [--pairs 5000000 1250000] [--out results/memory.json]
 
 Prints (or writes) JSON and ends with an error where a run was over the limit, or where four times as many pairs took
 much more memory. The pairs are made on the fly: words drawn as often as Zipf's law says, lengths as in European news.
@@ -86,7 +86,7 @@ def main():
         return
     from annotated.files import provenance  # here, so that what it imports is not measured
 
-    report = {"command": "python tools/memory.py --pairs " + " ".join(map(str, options.pairs)),
+    report = {"command": "python experiments/memory.py --pairs " + " ".join(map(str, options.pairs)),
               "machine": f"{platform.machine()}, {platform.system()}, Python {platform.python_version()}",
               "metric": "peak resident memory (VmHWM), bytes", "limit": LIMIT, "max_tokens": MAX_TOKENS,
               **provenance(), "runs": []}

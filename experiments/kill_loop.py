@@ -1,6 +1,6 @@
 """Kill a training run with `kill -9`, go on each time, and compare its end with an undisturbed run.
 
-    python tools/kill_loop.py --kills 20 --processes 2
+    python experiments/kill_loop.py --kills 20 --processes 2
 
 Each kill has a place, in turn one of PLACES, and a plan drawn from a seed: at which update, checkpoint and file. The process
 kills itself there, so nothing depends on how fast a machine is; what lies in the run folder afterwards must show that place.
@@ -214,7 +214,7 @@ def main():
         report = {"processes": options.processes, "kills": len(done), **{f"of them {place}": counts[place] for place in PLACES},
                   "runs": len(equal), "steps": STEPS, "equal to the last bit": all(equal),
                   "seed": options.seed, "each": done,
-                  "command": f"python tools/kill_loop.py --kills {options.kills} --processes {options.processes}",
+                  "command": f"python experiments/kill_loop.py --kills {options.kills} --processes {options.processes}",
                   "machine": f"{platform.machine()}, Python {platform.python_version()}, PyTorch {torch.__version__}",
                   **provenance()}
     print(json.dumps(report))

@@ -1,6 +1,6 @@
 """Train the book's model on `toy` anew, time it, put it into annotated/book_model, score it on `test` and `novel`, write results/toy.json.
 
-    python tools/toy.py           on a quiet machine: the seconds of training count
+    python experiments/toy.py           on a quiet machine: the seconds of training count
 """
 
 import json
@@ -17,10 +17,9 @@ from annotated.checkpoints import save_checkpoint
 from annotated.corpora import load_corpus
 from annotated.decoding import translate
 from annotated.evaluation import bleu_report
-from annotated.files import describe_machine, provenance, write_json
+from annotated.files import CHECKOUT, describe_machine, provenance, write_json
 from annotated.tokens import WordTokenizer
 from annotated.training import PRESETS, book_model, train_on
-from notebooks import ROOT
 
 
 def train_book_model(folder, show_progress=True):
@@ -50,7 +49,7 @@ def scores(saved, pairs):
 
 
 def main():
-    corpus, place = load_corpus("toy"), ROOT / "annotated" / "book_model"
+    corpus, place = load_corpus("toy"), CHECKOUT / "annotated" / "book_model"
     with tempfile.TemporaryDirectory() as folder:
         start = time.time()
         train_book_model(Path(folder) / "book")
@@ -73,7 +72,7 @@ def main():
         **provenance(),
         "log": saved.info["log"],
     }
-    write_json(ROOT / "results" / "toy.json", facts)
+    write_json(CHECKOUT / "results" / "toy.json", facts)
     print(json.dumps({name: fact for name, fact in facts.items() if name not in ("modules", "log", "training")}, indent=1))
 
 
