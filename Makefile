@@ -62,9 +62,6 @@ test-long: setup  ## the tests that take longer: properties on new examples, pla
 results: setup  ## bring the column of revisions and the rows on speed in results/README.md and README.md up to date
 	$(PYTHON) tools/results.py
 
-toy: setup  ## train the book's model anew, put it into the package, score it (results/toy.json; 3 to 5 minutes, on a quiet machine)
-	$(PYTHON) experiments/toy.py
-
 lint: setup  ## ruff over everything; no line of the pages and the package above 100 characters
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff check --select E501 --config notebooks/ruff.toml annotated
@@ -78,15 +75,6 @@ sync: setup  ## execute, normalise and export all pages (PAGES="05 06": these); 
 export: setup  ## export the modules only, without executing
 	$(PYTHON) tools/sync.py --export $(PAGES)
 
-multi30k: setup  ## train and score Multi30k English to German (about 30 minutes on 2 cores)
-	bash experiments/multi30k.sh
-
-multi30k-record: setup  ## the same as the literature scores it, with the best published recipe, three seeds (hours)
-	bash experiments/multi30k_record.sh
-
-newstest: setup  ## train on the news, Tatoeba and Multi30k at hand, score newstest2014 (about 2 hours on 2 cores)
-	bash experiments/newstest.sh
-
 bench: setup _build/bench/ready  ## speed beside its peers on a quiet machine: about a quarter of an hour (python -m benchmarks --help)
 	env -u OMP_NUM_THREADS -u GOMP_SPINCOUNT _build/bench/venv/bin/python -m benchmarks $(BENCH)
 
@@ -94,44 +82,10 @@ _build/bench/ready: .venv/ready pyproject.toml  # the peers, in an environment o
 	$(PYTHON) -m benchmarks.peers _build/bench/venv
 	@touch _build/bench/ready
 
-variations: setup  ## train every row of Table 3 on Multi30k for page 21, a process a run (about two hours on 2 cores)
-	bash experiments/variations.sh
-
-variations-toy: setup  ## the same on toy until base has learned, with all pairs and with 2,000 (hours)
-	bash experiments/variations.sh toy
-
-variations-long: setup  ## nine rows, two seeds, on Multi30k until base translates (hours)
-	bash experiments/variations.sh multi30k-long
-
-lengths: setup  ## translate toy sentences longer than those of training, for page 05 (about 10 minutes on 1 core)
-	$(PYTHON) experiments/lengths.py
-
-since: setup  ## train each change since 2017 on toy, three seeds, for page 26 (about 15 minutes on 1 core)
-	$(PYTHON) experiments/since_the_paper.py
-
-long-inputs: setup  ## memory of training and translating by the length of a sentence, for page 24 (a few minutes on 1 core)
-	$(PYTHON) experiments/long_inputs.py
-
-two-processes: setup  ## one process and two train the same models to the same scores, on toy and Multi30k (about half an hour on 2 cores)
-	$(PYTHON) experiments/two_processes.py
-	$(PYTHON) experiments/two_processes.py results/two_processes_multi30k.json multi30k
-
-padding: setup  ## shares of padding in Multi30k, for page 13 (a minute)
-	$(PYTHON) experiments/padding.py multi30k results/padding.json
-
-precision: setup  ## translations in each precision by the model of `make multi30k-record`, for page 24 (a few minutes on 1 core)
-	$(PYTHON) experiments/precision.py _build/multi30k_record/data results/precision.json _build/multi30k_record/published.seed0-checkpoints/step-*
-
-parse-gum: setup  ## train and score a constituency parser on the treebank GUM (about 90 minutes on 1 core)
-	bash experiments/treebanks.sh gum
-
-parse-craft: setup  ## the same on the treebank CRAFT (about 2.6 hours on 1 core)
-	bash experiments/treebanks.sh craft
-
 wmt: setup  ## the full WMT14 run of page 23 on this machine's GPUs (WMT_SIZE=base|big WMT_PAIR=en-de|en-fr); days
 	WMT_RUN=full $(PYTHON) tools/wmt.py
 
 gpu-check: setup  ## ten minutes on this machine's GPUs before a run costs money: _build/gpu_check/report.txt (CHECK="--device cpu": a tiny model)
 	$(PYTHON) tools/gpu_check.py $(CHECK)
 
-.PHONY: help setup book site test test-site axe test-long results toy lint lab sync export bench multi30k multi30k-record newstest variations variations-toy variations-long lengths since long-inputs padding precision parse-gum parse-craft wmt gpu-check two-processes
+.PHONY: help setup book site test test-site axe test-long results lint lab sync export bench wmt gpu-check

@@ -1,4 +1,4 @@
-"""BLEU along a run that has kept its checkpoints, for page 19; `make newstest` calls it, half a minute a checkpoint.
+"""BLEU along a run that has kept its checkpoints, for page 19; `experiments/newstest.sh` calls it, half a minute a checkpoint.
 
     python experiments/curve.py RUN CORPUS SOURCE TARGET EVERY RESULT.json COMMAND
 

@@ -1,4 +1,4 @@
-"""Translate toy sentences longer than those of training, for page 05 (C17): `make lengths`, about 10 minutes on 1 core.
+"""Translate toy sentences longer than those of training, for page 05 (C17): about 10 minutes on 1 core.
 
     python experiments/lengths.py [OUT.json]
 
@@ -22,7 +22,7 @@ def main(out="results/lengths.json", longest=9, steps=800, seeds=3):
     write_json(out, {
         "claim": "C17", "data": f"toy, all pairs of up to {longest} tokens a side in training, longer ones held out",
         "model": asdict(sizes), "training": asdict(replace(training, steps=steps)), "longest": longest, "decoding": DECODING,
-        "runs": runs, "machine": describe_machine(), "command": "make lengths",
+        "runs": runs, "machine": describe_machine(), "command": "python experiments/lengths.py",
         **provenance()})
 
 

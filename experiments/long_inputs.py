@@ -1,4 +1,4 @@
-"""Memory and time by the length of a sentence, for page 24: `make long-inputs`, a few minutes on 1 core.
+"""Memory and time by the length of a sentence, for page 24: a few minutes on 1 core.
 
     python experiments/long_inputs.py [OUT.json]
 
@@ -76,7 +76,7 @@ def main(out="results/long_inputs.json"):
     write_json(out, {
         "data": f"one sentence of random ids; a translation has {WRITTEN} tokens", "model": asdict(SIZES), "precision": "fp32",
         "seed": 0, "metric": "bytes: most memory resident in the process, beyond what it held with the model; seconds: one visit, "
-        "processor time", "rows": rows, "machine": describe_machine(), "command": "make long-inputs",
+        "processor time", "rows": rows, "machine": describe_machine(), "command": "python experiments/long_inputs.py",
         **provenance()})
 
 

@@ -3,7 +3,7 @@
 # Transformer-Tiny: 8,192 tokens an update, a validation and a checkpoint an epoch, an end after ten epochs without a lower validation loss
 # or 8,000 updates, mean of the last ten epochs, beam 5, three seeds. They divide a score by the length of the output: so does alpha 1.4,
 # nearly, for captions (chosen on `val`, choices.json). Two departures, which the row `fp32` has not: they train in fp32, and end by the smoothed loss.
-# `make multi30k-record` runs it, and goes on where it was interrupted; ANNOTATED_DATA says where the corpora are. Hours: 1.5 for the first seed, on one core beside other work.
+# It goes on where it was interrupted; ANNOTATED_DATA says where the corpora are. Hours: 1.5 for the first seed, on one core beside other work.
 #
 #     experiments/multi30k_record.sh NAME OPTIONS…               a row of its own, with options of `annotated train` beyond the paper
 #     experiments/multi30k_record.sh smaller-start --attention-gain 0.70710678      W_Q, W_K, W_V drawn as where the published run was made (2.2 hours a seed)
@@ -22,7 +22,7 @@ unset processes  # they train; one process prepares and scores
 work=_build/multi30k_record scores=_build/multi30k_record/$name.scores
 data=$work/data
 epoch=58  # updates: 29,000 pairs of 10,000 types in batches of 8,192 tokens
-command="make multi30k-record"
+command="experiments/multi30k_record.sh"
 [ $# = 0 ] || command="${teachers:+teachers=$teachers }${copies:+copies=$copies }${r_drop:+r_drop=$r_drop }${smoothed_stop:+smoothed_stop=1 }${trainers:+processes=$trainers }experiments/multi30k_record.sh $*"
 [ "$split" = test ] || command="split=$split $command"
 mkdir -p "$scores"

@@ -1,4 +1,4 @@
-"""Shares of padding in the training set of a corpus, for page 13 (C22): `make padding`, a minute.
+"""Shares of padding in the training set of a corpus, for page 13 (C22): a minute.
 
     python experiments/padding.py multi30k results/padding.json
 
@@ -33,7 +33,7 @@ def measure(corpus, vocab_size=8000, budgets=(1024, 4096, 25_000), seed=0):
 
 
 def main(name, out):
-    write_json(out, {**measure(load_corpus(name)), "command": "make padding", "machine": describe_machine(),
+    write_json(out, {**measure(load_corpus(name)), "command": "python experiments/padding.py", "machine": describe_machine(),
                      **provenance()})
 
 

@@ -1,8 +1,8 @@
-"""Translations of one trained model in each precision, for page 24: `make precision` after `make multi30k-record`, a few minutes on 1 core.
+"""Translations of one trained model in each precision, for page 24: a few minutes on 1 core.
 
     python experiments/precision.py FOLDER OUT.json CHECKPOINT…
 
-FOLDER holds the corpus as files of lines, the mean of the checkpoints is the model. Each precision translates the validation split by page
+FOLDER holds the corpus as files of lines (_build/multi30k_record/data after experiments/multi30k_record.sh), the mean of the checkpoints is the model. Each precision translates the validation split by page
 18's step and by the step in C, greedily and with a beam of four: BLEU, and how many translations are those of the plain model.
 """
 
@@ -57,7 +57,7 @@ def main(folder, out, *checkpoints):
         "what": "one trained model with its products in different precisions", "data": "Multi30k English to German, val, as scored",
         "model": f"{config.N} + {config.N} layers of width {config.d_model}, mean of {len(checkpoints)} checkpoints, "
                  f"{Path(checkpoints[0]).name} to {Path(checkpoints[-1]).name}",
-        **measure(saved.model, saved.tokenizer, pairs), "machine": describe_machine(), "command": "make precision",
+        **measure(saved.model, saved.tokenizer, pairs), "machine": describe_machine(), "command": "python experiments/precision.py",
         **provenance()})
 
 

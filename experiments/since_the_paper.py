@@ -1,4 +1,4 @@
-"""One change since 2017 at a time on `toy`, for page 26: `make since`, about 15 minutes on 1 core.
+"""One change since 2017 at a time on `toy`, for page 26: about 15 minutes on 1 core.
 
     python experiments/since_the_paper.py [OUT.json]
 
@@ -69,7 +69,7 @@ def main(out="results/since_the_paper.json", page=PAGE, names=None, seeds=SEEDS,
     facts = {"data": f"toy, all pairs of up to {LONGEST} tokens a side in training", "longest": LONGEST, "sentences": sentences,
              "model": asdict(replace(sizes, vocab_size=len(tokenizer))), "training": asdict(training), "decoding": "greedy",
              "metric": "loss in nats a token without smoothing; sacreBLEU " + str(metric.get_signature()),
-             "machine": describe_machine(), "command": "make since", **provenance()}
+             "machine": describe_machine(), "command": "python experiments/since_the_paper.py", **provenance()}
     kept = json.loads(Path(out).read_text(encoding="utf-8")) if Path(out).exists() else {"runs": []}
     same = all(kept.get(name) == facts[name] for name in ("data", "sentences", "model", "training", "revision"))
     runs = kept["runs"] if same else []

@@ -59,7 +59,7 @@ def main():
     saved = book_model()
     facts = {
         "data": f"toy, {saved.info['source_language']} to {saved.info['target_language']}; trained on {len(corpus.train):,} pairs",
-        "command": "make toy",
+        "command": "python experiments/toy.py",
         "seed": saved.info["training"]["seed"],
         "weights": "float16",
         "decoding": "greedy",

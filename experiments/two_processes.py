@@ -1,4 +1,4 @@
-"""One process and two train the same model through the same commands to the same score: `make two-processes`, minutes on 2 cores.
+"""One process and two train the same model through the same commands to the same score: half an hour on 2 cores.
 
     python experiments/two_processes.py [OUT.json [multi30k]]
 
@@ -43,7 +43,7 @@ def run(processes, seed, data, options):
 def main(out="results/two_processes.json", data="toy", runs=RUNS, **changes):
     options = {**OPTIONS[data], **changes}
     facts = {"data": f"{data}, en to de, test", "options": options, "decoding": "greedy", "machine": describe_machine(),
-             "command": "make two-processes", **provenance()}
+             "command": "python experiments/two_processes.py", **provenance()}
     kept = json.loads(Path(out).read_text(encoding="utf-8")) if Path(out).exists() else {"runs": []}
     same = all(kept.get(name) == facts[name] for name in ("data", "options", "revision"))
     done = kept["runs"] if same else []

@@ -211,7 +211,7 @@ def test_the_recipe_for_multi30k_is_the_published_one(tmp_path):
     assert train_options(own[0][1:]).sizes.attention_dropout == 0.1 and own[1][3] == "valid"
     assert train_options(own[0][1:]).training == trained[0].training
     said = [words[words.index("--command") + 1] for words in (made[1], own[1])]
-    assert said == ["make multi30k-record", "split=valid experiments/multi30k_record.sh own --attention-dropout 0.1"]
+    assert said == ["experiments/multi30k_record.sh", "split=valid experiments/multi30k_record.sh own --attention-dropout 0.1"]
     anew, told = calls_of(tmp_path, "multi30k_record.sh", "anew", copies="10", seeds="0")
     assert told.splitlines()[-1] == "BLEU 40.50: mean 40.50", "one seed has no deviation"
     prepared = terminal._read(terminal.Prepare, "prepare", anew[0][1:])
@@ -270,7 +270,7 @@ def test_the_recipe_for_news_goes_on_and_draws_a_curve_from_checkpoints_that_sta
     made, _ = calls_of(tmp_path, "newstest.sh")
     assert [words[0] for words in made] == ["train", "curve", "score"]
     options, (_, run, corpus, *languages, every, _, command) = train_options(made[0][1:]), made[1]
-    assert languages == [options.source, options.target] == ["en", "de"] and command == "make newstest"
+    assert languages == [options.source, options.target] == ["en", "de"] and command == "experiments/newstest.sh"
     sizes, training = options.sizes, options.training
     assert options.resume and str(options.checkpoints) == run and options.corpus == corpus == made[2][2] and str(options.out) == made[2][1]
     assert training.steps // training.save_every <= training.keep_last, "all checkpoints stay"
