@@ -17,20 +17,23 @@ PLACE = CHECKOUT / "results" / "models"
 MOST, MOST_TOGETHER = 12e6, 30e6  # bytes
 MODELS = {  # name: the folder of the trained model, its file of results, and what its card says
     "gum": ("_build/parse-gum", "parsing_gum.json", {
-        "purpose": "a constituency parser for English (page 22)", "command": "experiments/treebanks.sh gum", "license": "mit", "language": "en",
+        "purpose": "a constituency parser for English (page 22)", "command": "experiments/treebanks.sh gum", "license": "mit",
+        "language": "en",
         "data": "the trees of the GUM corpus whose texts are under CC BY (academic writing, court, news, interviews: CC BY 4.0 and 2.5; "
                 "annotations CC BY 4.0), by Amir Zeldes and many annotators, https://github.com/amir-zeldes/gum"}),
     "craft": ("_build/parse-craft", "parsing_craft.json", {
-        "purpose": "a constituency parser for English biomedical text (page 22)", "command": "experiments/treebanks.sh craft", "license": "cc-by-3.0",
-        "language": "en", "data": "the trees of CRAFT's open-access articles (annotations CC BY 3.0; the articles' own terms in its "
-                                  "ATTRIBUTION), https://github.com/UCDenver-ccp/CRAFT"}),
+        "purpose": "a constituency parser for English biomedical text (page 22)", "command": "experiments/treebanks.sh craft",
+        "license": "cc-by-3.0", "language": "en",
+        "data": "the trees of CRAFT's open-access articles (annotations CC BY 3.0; the articles' own terms in its ATTRIBUTION), "
+                "https://github.com/UCDenver-ccp/CRAFT"}),
     "multi30k": ("_build/multi30k_record/published.seed0", "multi30k_record.jsonl", {
         "purpose": "English captions to German, both lower-cased, in Moses tokens (page 19)", "command": "experiments/multi30k_record.sh",
         "license": "other", "language": "[en, de]",
         "data": "the 29,000 pairs of Multi30k's training split, https://github.com/multi30k/dataset, which names no licence: "
                 "for research and education"}),
     "newstest": ("_build/newstest/model", "newstest/test.json", {
-        "purpose": "English news to German (pages 19, 20, 25)", "command": "experiments/newstest.sh", "license": "other", "language": "[en, de]",
+        "purpose": "English news to German (pages 19, 20, 25)", "command": "experiments/newstest.sh", "license": "other",
+        "language": "[en, de]",
         "data": "224,525 pairs: news tests of the WMT shared tasks of 2008-2012 and 2015-2020 (for research), Tatoeba (CC BY 2.0 FR, "
                 "through https://www.manythings.org/anki) and the training split of Multi30k (no licence named, for research and "
                 "education)"}),

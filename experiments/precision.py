@@ -2,8 +2,9 @@
 
     python experiments/precision.py FOLDER OUT.json CHECKPOINT…
 
-FOLDER holds the corpus as files of lines (_build/multi30k_record/data after experiments/multi30k_record.sh), the mean of the checkpoints is the model. Each precision translates the validation split by page
-18's step and by the step in C, greedily and with a beam of four: BLEU, and how many translations are those of the plain model.
+FOLDER holds the corpus as files of lines (_build/multi30k_record/data, once experiments/multi30k_record.sh has run), the mean of the
+checkpoints is the model. Each precision translates the validation split by page 18's step and by the step in C, greedily and with a beam
+of four: BLEU, and how many translations are those of the plain model.
 """
 
 import sys
