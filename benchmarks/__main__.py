@@ -8,7 +8,6 @@ import platform
 import re
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import time
@@ -25,6 +24,7 @@ ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "M
              "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}  # kept from step to step, and in large pages
 THREADING = ("OMP_", "GOMP_", "KMP_", "MKL_")  # environment that would choose threads, or how they wait, in place of a setting
 BY_HAND = {("greedy", "base", 32), ("beam", "base", 1), ("greedy", "tiny", 32), ("beam", "tiny", 1)}
+FAR_BEHIND = 0.6  # of the best setting so far
 BUILD, RUNS = Path("_build/bench"), Path("results/bench")
 
 
@@ -165,16 +165,21 @@ def request_of(cell, entrant, tokens):
 
 
 def try_settings(cell, entrant, group, options):
-    """{setting: tokens a second} of a few visits each; empty if the system fails."""
+    """{setting: tokens a second} of the best of a few visits each; empty if the system fails.
+
+    The best, since a visit that something else disturbed must not decide. A setting that is far behind gets no second visit.
+    """
     key, request, tried = group.key(cell, entrant), request_of(cell, entrant, options.tokens), {}
     for setting in work.settings(cell, options.threads, entrant.system):
-        seconds, end = [], time.monotonic() + options.effort
-        while not seconds or time.monotonic() < end and len(seconds) < 7:
-            reply = None if key in group.failed else group.visit(key, not seconds, request, setting)
+        rates, end = [], time.monotonic() + options.effort
+        while len(rates) < 2 or time.monotonic() < end and len(rates) < 7:
+            reply = None if key in group.failed else group.visit(key, not rates, request, setting)
             if reply is None:
                 return {}
-            seconds.append(reply["seconds"])
-        tried[setting] = reply["tokens"] / statistics.median(seconds)
+            rates.append(reply["tokens"] / reply["seconds"])
+            if rates[0] < FAR_BEHIND * max(tried.values(), default=0.0):
+                break
+        tried[setting] = max(rates)
     return tried
 
 

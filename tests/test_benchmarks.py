@@ -395,6 +395,15 @@ def test_every_system_races_in_the_setting_that_it_does_best_in():
         assert [tried[2] for tried in one["tried"]] == [1000 if tuple(tried[:2]) == best[system] else 200 for tried in one["tried"]]
 
 
+def test_one_disturbed_visit_does_not_decide_a_setting():
+    """Two workers are the best, and their first visit takes 1.8 times as long as it should."""
+    disturbed = iter([0.18])
+    group = group_of(lambda system, _, setting: next(disturbed, 0.1) if setting == (2, 1) else 0.12)
+    cell = work.Cell("beam", "base", (work.Entrant("ctranslate2", "int8"),), batch=32)
+    tried = program.try_settings(cell, cell.entrants[0], group, program.parse(["--threads", "2", "--effort", "0"]))
+    assert max(tried, key=tried.get) == (2, 1) and tried[2, 1] == 1000
+
+
 def test_settings_end_at_the_threads_there_are():
     one, batch, train = (work.Cell(task, "tiny", (), count) for task, count in (("greedy", 1), ("greedy", 32), ("train", 0)))
     assert work.settings(one, 1) == work.settings(batch, 1) == [(1, 1)]

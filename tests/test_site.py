@@ -31,8 +31,18 @@ UNREACHED = """() => {
     .map(box => box.outerHTML.slice(0, 200));
 }"""
 # What is wider than its column, by more than rounding.
-WIDE = """() => [...document.querySelectorAll('.cell_input pre, .cell_output pre, .pst-scrollable-table-container')]
+WIDE = """() => [...document.querySelectorAll('.cell_input pre, .cell_output pre, .pst-scrollable-table-container, div.math')]
   .filter(box => box.scrollWidth > box.clientWidth + 1).map(box => box.innerText.slice(0, 100))"""
+# What is cut off: wider than a box around it that does not scroll, or than the window, and in no box that scrolls.
+CUT = """() => [...document.querySelectorAll('article :is(pre, table, img, svg, mjx-container, figure)')].filter(box => {
+  const right = box.getBoundingClientRect().right;
+  for (let around = box.parentElement; around; around = around.parentElement) {
+    const overflow = getComputedStyle(around).overflowX;
+    if (['auto', 'scroll'].includes(overflow)) return false;
+    if (['hidden', 'clip'].includes(overflow) && right > around.getBoundingClientRect().right + 1) return true;
+  }
+  return right > innerWidth + 1;
+}).map(box => box.outerHTML.slice(0, 150))"""
 # While axe looks, what repeats itself is thinned out, which saves minutes: of the many spans of highlighted code one of each class stays,
 # of a table's rows that hold nothing but text one of each look, and of the formulas the first two. Copies are thinned, and stand in for
 # what comes back afterwards.
@@ -111,6 +121,7 @@ def examine(page, beside):
     page.evaluate(UNFOLD)
     page.evaluate(FINISH)  # what is unfolded fades in
     found["wide"] = page.evaluate(WIDE)
+    found["cut"] = page.evaluate(CUT)
     page.evaluate(AXE.read_text() + "; 0")
     found["unreached"] = page.evaluate(UNREACHED)
     page.evaluate(THIN)
@@ -127,6 +138,7 @@ def examine(page, beside):
     page.wait_for_function("() => window.narrow")
     page.wait_for_function(DRAWN, arg="dark")
     page.evaluate(FINISH)  # the sidebars slide
+    found["cut"] += page.evaluate(CUT)
     found["sideways"] = page.evaluate("() => Math.max(document.documentElement.scrollWidth, document.body.scrollWidth)")
     return found
 
@@ -143,8 +155,8 @@ def test_page_does_not_scroll_sideways_at_320_pixels(report, name):
 
 
 @every_page
-def test_code_outputs_and_tables_fit_the_column_of_a_window_of_1280_pixels(report, name):
-    assert report(name)["wide"] == []
+def test_code_outputs_tables_and_equations_fit_the_column_of_a_window_of_1280_pixels_and_are_cut_in_none(report, name):
+    assert report(name)["wide"] == [] and report(name)["cut"] == []
 
 
 @every_page
