@@ -47,10 +47,10 @@ def main():
     runs = [run for run in read_json_lines(RESULTS / "multi30k_record.jsonl") if run["split"] == "test"]
     for name in sorted({run["row"] for run in runs}):
         scores, means = [], 0
-        for run in sorted((run for run in runs if run["row"] == name), key=lambda run: run["seed"]):
+        for run in sorted((run for run in runs if run["row"] == name), key=lambda run: run["training_seed"]):
             of_each = counts(multi30k_form(run["outputs"]), references)
             scores.append(bleu(of_each.sum(axis=0)).item())
-            assert abs(scores[-1] - run["entries"]["multi30k"]["score"]) < 1e-6, (name, run["seed"])
+            assert abs(scores[-1] - run["entries"]["multi30k"]["score"]) < 1e-6, (name, run["training_seed"])
             means = means + bleu(times @ of_each)
         drawn[name] = means / len(scores)
         rows[name] = {"scores": scores, "mean": float(np.mean(scores)), **interval(drawn[name])}

@@ -59,7 +59,7 @@ def measured(path):
     """The facts of the run that a kept model comes from; of the record's many it is the first row's seed 0."""
     if path.suffix == ".json":
         return read_json(path)
-    return next(run for run in read_json_lines(path) if (run["row"], run["seed"], run["split"]) == ("published", 0, "test"))
+    return next(run for run in read_json_lines(path) if (run["row"], run["training_seed"], run["split"]) == ("published", 0, "test"))
 
 
 def keep(name, place=PLACE, root=CHECKOUT):

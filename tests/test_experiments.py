@@ -25,7 +25,7 @@ from annotated.batches import count_batches, pair_lengths
 from annotated.checkpoints import average_checkpoints, load_checkpoint, save_checkpoint
 from annotated.corpora import Corpus, load_corpus
 from annotated.fast import ChunkedLoss, prepare, undo
-from annotated.files import read_json
+from annotated.files import read_json, write_json_lines
 from annotated.regularization import LabelSmoothingLoss
 from annotated.terminal import train_options
 from annotated.tokens import SubwordTokenizer, split_words
@@ -112,8 +112,7 @@ def test_two_processes_and_one_get_the_same_options_and_are_scored_by_the_same_c
         asked.append((command[:command.index("annotated")], words))
         if words[0] == "score":
             Path(words[-1]).mkdir()
-            for name in ("test.json", "test.jsonl"):
-                (Path(words[-1]) / name).write_bytes((ROOT / "results" / "multi30k" / name).read_bytes())
+            shutil.copyfile(ROOT / "results/multi30k/test.json", Path(words[-1]) / "test.json")
 
     monkeypatch.setattr(two_processes.subprocess, "run", done)
     first = two_processes.main(tmp_path / "t.json", runs=[(1, 0), (2, 0)])
@@ -170,6 +169,7 @@ annotated() {
     printf '%q ' "$@" >> calls; echo >> calls
     if [ "$1" = train ]; then mkdir -p "$(sed 's/.*--out \\([^ ]*\\) .*/\\1/' <<< "$*")"; fi
     if [ "$1" = score ]; then mkdir -p "$5"; echo '{"entries": {"multi30k": {"score": 4'"${5: -1}"'.5}}}' > "$5/$4.json"; fi
+    if [ "$1" = score ]; then echo out > "$5/$4.txt"; fi
     if [ "$1" = translate ]; then sed "s/^a/ein/; s/dog$/Hund ${3: -1}/; s/cat$/Katze/" "$5" > "$7"; fi
 }
 """
@@ -178,15 +178,18 @@ annotated() {
 def calls_of(folder, script, *arguments, **environment):
     """The commands that a script gives, each a list of words, and what it prints; they do nothing but note that they were called."""
     (folder / "experiments").mkdir(exist_ok=True)
-    shutil.copyfile(ROOT / "experiments" / script, folder / "experiments" / script)
+    for name in (script, "collect.py"):
+        shutil.copyfile(ROOT / "experiments" / name, folder / "experiments" / name)
+    (folder / "results").mkdir(exist_ok=True)
     (folder / "experiments/environment.sh").write_text(STUB)
     (folder / "experiments/prepare.py").write_text("import pathlib, sys; pathlib.Path(sys.argv[2]).mkdir(parents=True)")
     (folder / ".venv/bin").mkdir(parents=True, exist_ok=True)
     (folder / ".venv/bin/python").unlink(missing_ok=True)
     (folder / ".venv/bin/python").symlink_to(sys.executable)
     (folder / "calls").write_text("")
-    done = subprocess.run(["bash", f"experiments/{script}", *arguments], cwd=folder, env={"PATH": "/usr/bin:/bin", **environment},
-                          text=True, capture_output=True, timeout=60)
+    environment |= {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(["bash", f"experiments/{script}", *arguments], cwd=folder, env=environment, text=True, capture_output=True,
+                          timeout=60)
     assert done.returncode == 0, done.stderr
     return [shlex.split(line) for line in (folder / "calls").read_text().splitlines()], done.stdout
 
@@ -232,7 +235,7 @@ def test_the_recipe_for_multi30k_is_the_published_one(tmp_path):
     assert set((tmp_path / "processes").read_text().split()) == {"1"}
     (tmp_path / "processes").unlink()
     (_, scored), _ = calls_of(tmp_path, "multi30k_record.sh", "both", "--accumulate", "1", seeds="2", r_drop="5", processes="2")
-    assert (tmp_path / "processes").read_text().split() == ["2", "1"], "both train, one scores"
+    assert (tmp_path / "processes").read_text().split() == ["2", "1", "1"], "both train, one scores and collects"
     assert scored[scored.index("--command") + 1] == "r_drop=5 processes=2 experiments/multi30k_record.sh both --accumulate 1"
 
 
@@ -343,20 +346,18 @@ def test_sentences_drawn_anew_are_scored_as_sacrebleu_scores_them(tmp_path, monk
     """Interval, mean and difference of two small rows: each draw written out as texts, and scored by sacreBLEU."""
     draw, words = random.Random(0), "a red dog reads the old book in a green park".split()
     references = [" ".join(draw.choices(words, k=draw.randrange(6, 14))) for _ in range(12)]
-    texts = {}
+    texts, runs = {}, []
     for row, seed, rate in (("taught", 0, 0.1), ("taught", 1, 0.1), ("to-the-end", 0, 0.2), ("to-the-end", 1, 0.3), ("alone", 0, 0.2)):
         lines = [" ".join(w if draw.random() > rate else draw.choice(words) for w in line.split()) for line in references]
         texts.setdefault(row, []).append(lines)
-        (tmp_path / row / f"seed{seed}").mkdir(parents=True)
-        (tmp_path / row / f"seed{seed}" / "test.txt").write_text("\n".join(lines))
-        facts = {"entries": {"multi30k": {"score": sacrebleu.corpus_bleu(lines, [references], tokenize="none", smooth_method="none",
-                                                                         force=True).score}}}
-        (tmp_path / row / f"seed{seed}" / "test.json").write_text(json.dumps(facts))
-    monkeypatch.setattr(intervals, "FOLDER", tmp_path)
+        score = sacrebleu.corpus_bleu(lines, [references], tokenize="none", smooth_method="none", force=True).score
+        runs.append({"row": row, "training_seed": seed, "split": "test", "outputs": lines, "entries": {"multi30k": {"score": score}}})
+    write_json_lines(tmp_path / "multi30k_record.jsonl", runs)
+    monkeypatch.setattr(intervals, "RESULTS", tmp_path)
     monkeypatch.setattr(intervals, "DRAWS", 200)
     monkeypatch.setattr(intervals, "load_corpus", lambda name: SimpleNamespace(test=[("", line) for line in references]))
     intervals.main()
-    found = json.loads((tmp_path / "intervals.json").read_text())
+    found = read_json(tmp_path / "multi30k_intervals.json")
     times = np.random.default_rng(intervals.SEED).multinomial(12, np.full(12, 1 / 12), size=200)
     assert len({tuple(row) for row in times.tolist()}) > 150 and (times.sum(axis=1) == 12).all()
 

@@ -25,7 +25,7 @@ from annotated.checkpoints import load_checkpoint, save_checkpoint
 from annotated.corpora import Corpus, load_corpus
 from annotated.decoding import beam_search, translate
 from annotated.fast import prepare
-from annotated.files import read_json
+from annotated.files import provenance, read_json
 from annotated.runs import run_checkpoints
 from annotated.terminal import main
 from annotated.tokens import BEGIN, END, UNKNOWN, SubwordTokenizer, WordTokenizer
@@ -447,7 +447,7 @@ def test_score_measures_what_translate_writes_and_tells_auto_what_valid_says(tmp
     save_checkpoint(tmp_path / "bare", saved.model, saved.tokenizer, source_language="en", target_language="de")  # as --back makes it
     main(["score", str(tmp_path / "bare"), str(own), "test", str(tmp_path / "again"), "--beam", "2", "--alpha", "0.5"])
     bare = read_json(tmp_path / "again/test.json")
-    assert bare["entries"] == facts["entries"] and bare["training"] is None and "log" not in bare
+    assert bare["entries"] == facts["entries"] and bare["training"] is None and bare["log"] is None
     asked, real = [], fast.prepare
     monkeypatch.setattr(fast, "prepare", lambda *given: asked.append(given) or real(given[0], "translate"))
     main(["score", str(tmp_path / "model"), str(own), "test", str(results), "--beam", "2", "--precision", "auto"])
@@ -544,6 +544,7 @@ def test_export_exports_checks_and_brings_back(checkpoint, capsys):
     main(["export", str(checkpoint / "checkpoint"), "--out", str(checkpoint / "hf"), "--scores", str(checkpoint / "scores.json"),
                  "--check", str(checkpoint / "lines.txt"), "--limit", "2", "--report", str(checkpoint / "report.json")])
     report = json.loads((checkpoint / "report.json").read_text())
+    assert {name: report.pop(name) for name in ("revision", "date")} == provenance()
     assert report == json.loads(capsys.readouterr().out)
     assert report["passed"] and report["sentences"] == report["same greedy output"] == 2 and report["trained on"] == "pairs"
     assert report["versions"]["torch"] == torch.__version__.split("+")[0] and "--limit 2" in report["command"]
