@@ -11,7 +11,6 @@ import zipfile
 import zlib
 from pathlib import Path
 
-import pooch
 import requests
 from filelock import FileLock
 
@@ -43,6 +42,8 @@ def fetch(address, path, sha256=None, timeout=30, attempts=4):
     timeout: seconds of silence after which an attempt is given up; attempts: how many are made.
     Raises ValueError where the digest is not `sha256`, ConnectionError where the download fails.
     """
+    import pooch  # here, for it warns of widgets that are missing, and little is downloaded
+
     path = Path(path)
     store = pooch.create(path.parent, base_url="", registry={path.name: sha256},
                          urls={path.name: address}, retry_if_failed=attempts - 1)

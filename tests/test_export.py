@@ -1,8 +1,11 @@
 """The package is exactly what the notebooks export, and its imports only run forward."""
 
 import ast
+import os
 import re
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from helpers import cells
@@ -151,3 +154,12 @@ def test_the_package_promises_few_names(sources):
 def test_a_page_its_module_and_its_test_share_a_name():
     for path, name in MODULES.items():
         assert path.stem[3:] == name and (PACKAGE.parent / "tests" / f"test_{name}.py").is_file()
+
+
+def test_the_folder_above_a_clone_does_not_hide_the_package(tmp_path):
+    """A clone is a folder `annotated` without a package: seen from above, the installed one comes first."""
+    (tmp_path / "annotated" / "notebooks").mkdir(parents=True)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    program = "import annotated.files; print(annotated.files.CHECKOUT)"
+    found = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert found.returncode == 0 and Path(found.stdout.strip(), "pyproject.toml").is_file(), found.stderr
