@@ -12,9 +12,9 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 sys.path.insert(0, "tools")
-from mutate import MUTATIONS, PACKAGE  # noqa: E402
+from mutate import MUTATIONS  # noqa: E402
 
-from notebooks import EXPORTED, KEPT_METADATA, ROOT, TRAINS, complaints, folded, pages  # noqa: E402
+from notebooks import EXPORTED, KEPT_METADATA, PACKAGE, ROOT, TRAINS, complaints, folded, pages  # noqa: E402
 
 PAGES = pages()
 HEADINGS = {  # in this order; a page that has one must not have it twice

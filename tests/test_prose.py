@@ -48,10 +48,11 @@ def numbers(text):
     return {float(found.replace(",", "")) for found in PRINTED.findall(re.sub(r"(?<=\d)_(?=\d{3})", "", text))}
 
 
-def stands(number, values, share=False):
-    """Whether a printed number is one of the values, rounded to its own digits; a share in per cent may come from a fraction."""
+def stands(number, values, after=""):
+    """Whether a printed number is one of the values, rounded to its own digits; `after` it per cent and millions are others."""
+    scales = (1, 100) if SHARE.match(after) else (1, 1e-6) if after.startswith(" million") else (1,)
     half = 0.5 * 10.0 ** -len(number.partition(".")[2]) + 1e-9
-    return any(abs(scale * value - float(number.replace(",", ""))) <= half for value in values for scale in ((1, 100) if share else (1,)))
+    return any(abs(scale * value - float(number.replace(",", ""))) <= half for value in values for scale in scales)
 
 
 def sections(cells):
@@ -79,7 +80,7 @@ def unfounded(notebook, page=""):
                 chosen = "." not in match[0] or group[0].source.startswith("## Exercises")
                 values = (settings if chosen else results) | ELSEWHERE.get(page, set())
                 values |= PAPER if page == "23" or "paper" in text.lower() else set()
-                if counts and not stands(match[0], values, SHARE.match(text[match.end():])):
+                if counts and not stands(match[0], values, text[match.end():]):
                     found.append(f"{match[0]}: …{' '.join(text[max(0, match.start() - 50):match.end() + 30].split())}…")
     return found
 

@@ -89,12 +89,6 @@ MUTATIONS = [
     ("an average of checkpoints is their sum", "checkpoints", "(tensor / len(folders))", "tensor", "checkpoints"),
     ("curves are logged one row late", "terminal", 'writer.add_scalar(name, value, row["step"])',
      'writer.add_scalar(name, value, row["step"] + 1)', "terminal"),
-    ("a broken download goes on although the file has changed", "downloads", " or mark != part.mark:", ":", "downloads"),
-    ("the note of another address is believed", "downloads", 'note["address"] == address and ', "", "downloads"),
-    ("a part is gone on from without comparing its digest", "downloads", 'if note and self.digest.hexdigest() == note["sha256"]:',
-     "if note:", "downloads"),
-    ("a download that was cut short counts as whole", "downloads", "if part.total is not None and part.size != part.total:", "if False:",
-     "downloads"),
     ("an empty folder of somebody else is replaced", "files", "if os.path.lexists(path):  # an empty", "if False:  # an empty", "files"),
     ("what another writer is at is swept away", "files", "st_mtime > 86_400", "st_mtime > 0", "files"),
     ("a folder has its name before the disk has its files", "files", "(*part.rglob(\"*\"), part)", "(part,)", "files"),
@@ -270,8 +264,6 @@ MUTATIONS = [
      "evaluation"),
     ("the log of a run is not kept while it goes", "runs", 'write_json_lines(self.path, self.progress["log"])', "pass", "training"),
     ("every process writes the log", "runs", "folder and ranks()[0] == 0 and Path(folder)", "folder and Path(folder)", "runs"),
-    ("a result keeps the log of another run", "files", "lines.unlink(missing_ok=True)  # of another run", "pass", "files"),
-    ("the rest of a file tells no length", "downloads", 'int(sent[1]) if sent[1] != "*" else None', "part.total", "downloads"),
     ("an optimiser is saved without progress", "checkpoints", "if (optimizer is None) != (progress is None):", "if False:", "checkpoints"),
 ]
 
