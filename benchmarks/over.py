@@ -153,9 +153,10 @@ def extent(runs):
 def row_of_readme(runs):
     """The row of README.md on speed."""
     train = [f"{kind} {quote(runs, 'train, base', kind)}" for kind in ("bf16", "fp32")]
-    write = [f"{words} {quote(runs, f'greedy, base, batch {batch}')}" for batch, words in ((1, "one sentence"), (32, "32 sentences"))]
+    write = [f"{size}, {words} {quote(runs, f'greedy, {size}, batch {batch}')}" for size in ("base", "tiny")
+             for batch, words in ((1, "one sentence"), (32, "32 sentences"))]
     return (f"| speed beside the quickest peer of each task, worst / median of {extent(runs)} | training, base: {'; '.join(train)}. "
-            f"Greedy decoding, base: {'; '.join(write)} |")
+            f"Greedy decoding: {'; '.join(write)} |")
 
 
 def row_of_results(runs):
