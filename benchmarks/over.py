@@ -31,7 +31,7 @@ def spread(found, claim):
 def peers(found):
     """The names of the systems beside whom we stand, most often met first."""
     systems = [row["system"] for *_, row in found if row]
-    return " or ".join(NAMES[system] for system in sorted(set(systems), key=systems.count, reverse=True))
+    return " or ".join(NAMES[system] for system in sorted(dict.fromkeys(systems), key=systems.count, reverse=True))
 
 
 def reached_by_all(runs):
