@@ -36,20 +36,29 @@ def check_digest(path, digests):
         raise ValueError(f"{path} has the SHA-256 digest {got}, expected {expected}: {mend}")
 
 # %% ../notebooks/81_downloads.ipynb #3530093d
+def _check_length(reply, **_):
+    """Raise a ConnectionError for a reply of which nobody could tell whether it is whole."""
+    told = "Content-Length" in reply.headers or "Transfer-Encoding" in reply.headers
+    if reply.ok and not reply.is_redirect and not told:
+        raise requests.ConnectionError("the server does not say how long the file is")
+
+
 def fetch(address, path, sha256=None, timeout=30, attempts=4):
     """Download `address` to `path`, whole or not at all, with a progress bar; returns the digest.
 
     timeout: seconds of silence after which an attempt is given up; attempts: how many are made.
-    Raises ValueError where the digest is not `sha256`, ConnectionError where the download fails.
+    Raises ValueError where the digest is not `sha256`, ConnectionError where the download fails,
+    and, without a digest, where the server does not say how long the file is.
     """
     import pooch  # here, for it warns of widgets that are missing, and little is downloaded
 
     path = Path(path)
     store = pooch.create(path.parent, base_url="", registry={path.name: sha256},
                          urls={path.name: address}, retry_if_failed=attempts - 1)
-    # a name of our own: some servers turn away the one that requests gives
-    headers = {"User-Agent": "Mozilla/5.0 (compatible; annotated)"}
-    download = pooch.HTTPDownloader(progressbar=True, timeout=timeout, headers=headers)
+    # a name of our own: some servers turn away the one that requests gives; the bytes as they are
+    headers = {"User-Agent": "Mozilla/5.0 (compatible; annotated)", "Accept-Encoding": "identity"}
+    download = pooch.HTTPDownloader(progressbar=True, timeout=timeout, headers=headers,
+                                    hooks=None if sha256 else {"response": _check_length})
     try:
         store.fetch(path.name, downloader=download)
     except requests.RequestException as error:

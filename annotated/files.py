@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['whole_file', 'write_text', 'write_json', 'whole_folder', 'sha256_of', 'stream_lines',
            'data_root', 'find_file', 'describe_machine', 'write_json_lines', 'read_json_lines',
-           'read_json', 'provenance', 'made_at']
+           'add_json_line', 'read_json', 'provenance', 'made_at']
 
 # %% ../notebooks/80_files.ipynb #ec8af477
 import atexit
@@ -282,6 +282,21 @@ def read_json_lines(path):
         except ValueError as error:
             raise ValueError(f"{path}, line {number} is no JSON: {error}") from None
     return values
+
+
+def add_json_line(path, value, key):
+    """Add a dict to a file of JSON lines, in place of one that is equal in all names of `key`.
+
+    Several processes may do so at once.
+    """
+    from filelock import FileLock  # here, for the rest of this module does without packages
+
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{path}.lock"):
+        lines = read_json_lines(path) if path.exists() else []
+        others = [line for line in lines if any(line[name] != value[name] for name in key)]
+        write_json_lines(path, [*others, value])
 
 # %% ../notebooks/80_files.ipynb #3e5142f4
 def read_json(path):

@@ -22,11 +22,11 @@ from .batches import Batch, pair_lengths, token_batches, vocabulary_digest
 from .corpora import Corpus, load_corpus
 from .decoding import translate
 from annotated.files import (
+    add_json_line,
     counting_seconds,
     describe_machine,
     provenance,
     read_json_lines,
-    write_json_lines,
 )
 from .tokens import PAD, UNKNOWN, SubwordTokenizer, WordTokenizer
 from annotated.training import (
@@ -188,6 +188,9 @@ def measure(model, tokenizer, corpus):
             "perplexity_per": "token of the joint vocabulary, end counted"}
 
 # %% ../notebooks/21_variations.ipynb #7097205a
+RUN = ("row", "seed")  # what names a run in a file of results
+
+
 def task_facts(row, seed, corpus, tokenizer):
     """What decides a run, for JSON: row, seed, data, vocabulary, configurations, decoding."""
     return {"row": row.name, "seed": seed, "data": str(corpus),
@@ -200,25 +203,16 @@ def finished_result(path, facts):
     """The result of a run in the file `path`, or None; ValueError if it has other facts."""
     path = Path(path)
     lines = read_json_lines(path) if path.exists() else []
-    key = [facts["row"], facts["seed"]]
-    result = next((line for line in lines if [line["row"], line["seed"]] == key), None)
+    result = next((line for line in lines if all(line[name] == facts[name] for name in RUN)), None)
     for what, fact in facts.items() if result else ():
         if result.get(what) != fact:
             before, now = (value if isinstance(value, dict) else {what: value}
                            for value in (result.get(what), fact))
             name = next(name for name in now | before if now.get(name) != before.get(name))
-            raise ValueError(f"{path}: {key[0]} seed {key[1]} was made with another {what} ({name} "
-                             f"was {before.get(name)!r} and is now {now.get(name)!r}): give "
-                             "another --out")
+            raise ValueError(f"{path}: {facts['row']} seed {facts['seed']} was made with another "
+                             f"{what} ({name} was {before.get(name)!r} and is now "
+                             f"{now.get(name)!r}): give another --out")
     return result
-
-
-def add_result(path, result):
-    """Add the line of a run to a file of results, which several processes may do."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{path}.lock"):
-        write_json_lines(path, [*(read_json_lines(path) if path.exists() else []), result])
 
 # %% ../notebooks/21_variations.ipynb #7547172f
 def _told(row):
@@ -252,7 +246,7 @@ def run_row(row, seed, corpus, tokenizer, out, work, device="cpu", command="", *
                 result = {**facts, **measured, "parameters": count_parameters(row.config),
                           "seconds": seconds(), "machine": describe_machine(device),
                           "command": command, **provenance(), "log": log}
-            add_result(out, result)
+            add_json_line(out, result, RUN)
             shutil.rmtree(run)
             return result
     except Timeout:

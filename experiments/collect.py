@@ -9,16 +9,14 @@ place of a line of the same run.
 import sys
 from pathlib import Path
 
-from annotated.files import read_json, read_json_lines, write_json_lines
+from annotated.files import add_json_line, read_json
 
 
 def main(results, row, seed, scored):
-    results, scored = Path(results), Path(scored)
+    scored = Path(scored)
     run = {"row": row, "training_seed": int(seed), "split": scored.stem}
     outputs = scored.with_suffix(".txt").read_text(encoding="utf-8").split("\n")[:-1]
-    before = read_json_lines(results) if results.exists() else []
-    others = [line for line in before if any(line[name] != run[name] for name in run)]
-    write_json_lines(results, [*others, {**run, **read_json(scored), "outputs": outputs}])
+    add_json_line(results, {**run, **read_json(scored), "outputs": outputs}, key=run)
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ class Publisher(http.server.BaseHTTPRequestHandler):
         sent = b"" if body is None or act == "busy" else body
         if act == "chunked and cut":
             self.send_header("Transfer-Encoding", "chunked")
-        else:
+        elif act != "no length":
             self.send_header("Content-Length", str(len(sent)))
         self.end_headers()
         if act == "corrupt":

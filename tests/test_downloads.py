@@ -66,6 +66,16 @@ def test_what_comes_damaged_is_not_taken_for_the_data(publisher, tmp_path):
     assert (tmp_path / "a.gz").read_bytes() == body
 
 
+def test_a_file_of_unknown_length_needs_a_digest(publisher, tmp_path):
+    publisher.files["/a.gz"] = body = os.urandom(1000)
+    publisher.acts += ["no length", "no length"]
+    with pytest.raises(ConnectionError, match="does not say how long the file is"):
+        quick(publisher.address + "/a.gz", tmp_path / "a.gz", attempts=1)
+    assert seen(tmp_path) == []
+    quick(publisher.address + "/a.gz", tmp_path / "a.gz", hashlib.sha256(body).hexdigest(), attempts=1)
+    assert (tmp_path / "a.gz").read_bytes() == body
+
+
 def test_a_redirect_is_followed(publisher, tmp_path):
     publisher.files["/new/a.gz"] = body = os.urandom(1000)
     publisher.redirects["/a.gz"] = publisher.address + "/new/a.gz"

@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -187,7 +188,7 @@ def calls_of(folder, script, *arguments, **environment):
     (folder / ".venv/bin/python").unlink(missing_ok=True)
     (folder / ".venv/bin/python").symlink_to(sys.executable)
     (folder / "calls").write_text("")
-    environment |= {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
+    environment |= {"PATH": "/usr/bin:/bin", "PYTHONPATH": os.pathsep.join([str(ROOT), sysconfig.get_path("purelib")])}
     done = subprocess.run(["bash", f"experiments/{script}", *arguments], cwd=folder, env=environment, text=True, capture_output=True,
                           timeout=60)
     assert done.returncode == 0, done.stderr

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,6 +23,7 @@ from publishing import PACK, left_over, lines, special, tar
 
 from annotated import files
 from annotated.files import (
+    add_json_line,
     counting_seconds,
     describe_machine,
     input_lines,
@@ -442,6 +444,19 @@ def test_a_line_that_is_no_json_is_named(tmp_path):
     (tmp_path / "one.json").write_text('{"bleu": 1.')
     with pytest.raises(ValueError, match=r"one\.json is no JSON"):
         read_json(tmp_path / "one.json")
+
+
+def test_lines_that_many_add_at_once_all_come_and_replace_their_like(tmp_path):
+    path = tmp_path / "some" / "runs.jsonl"
+    for value in (1, 2):
+        threads = [threading.Thread(target=add_json_line, args=(path, {"row": row, "seed": seed, "value": value}, ("row", "seed")))
+                   for row in "abcd" for seed in range(5)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        found = sorted((line["row"], line["seed"], line["value"]) for line in read_json_lines(path))
+        assert found == [(row, seed, value) for row in "abcd" for seed in range(5)]
 
 
 def test_seconds_of_all_starts_are_added_up(tmp_path, monkeypatch):

@@ -55,7 +55,7 @@ def test_a_fault_is_seen_in_processes_too(copies, number):
 
 def test_a_copy_shares_no_code_with_the_checkout(tmp_path):
     checkout(tmp_path)
-    for name in ("annotated", "tests", "tools"):
+    for name in ("annotated", "experiments", "tests", "tools"):
         assert not any(path.is_symlink() for path in (tmp_path / name, *(tmp_path / name).rglob("*")))
     assert (tmp_path / "pyproject.toml").read_bytes() == (ROOT / "pyproject.toml").read_bytes()
 

@@ -17,16 +17,17 @@ import torch
 from annotated import terminal, variations
 from annotated.corpora import Corpus, load_corpus
 from annotated.decoding import beam_search, greedy_decode
+from annotated.files import add_json_line
 from annotated.runs import INTERRUPTED, run_checkpoints
 from annotated.tokens import END, PAD, UNKNOWN, WordTokenizer
 from annotated.training import TrainingConfig, encode_pairs, validation_loss
 from annotated.transformer import Transformer, TransformerConfig
 from annotated.variations import (
+    RUN,
     SCALES,
     TABLE_3,
     Row,
     Scale,
-    add_result,
     compare,
     count_parameters,
     finished_result,
@@ -352,7 +353,7 @@ def test_sweep_refuses_results_of_another_configuration(swept, few, capsys):
 def test_a_result_that_cannot_be_read_is_named(tmp_path):
     path, facts = tmp_path / "out.jsonl", {"row": "base", "seed": 0}
     assert finished_result(path, facts) is None
-    add_result(path, facts)
+    add_json_line(path, facts, RUN)
     path.write_text(path.read_text() + "{")
     with pytest.raises(ValueError, match=r"out\.jsonl, line 2 is no JSON"):
         finished_result(path, facts)
@@ -363,9 +364,9 @@ def test_only_the_line_of_a_run_is_its_result(few, tmp_path):
     path, facts = tmp_path / "out.jsonl", task_facts(known["base"], 0, corpus, tokenizer)
     others = [task_facts(known["base"], 1, corpus, tokenizer), task_facts(known["A-h1"], 0, corpus, tokenizer)]
     for other in others:
-        add_result(path, other)
+        add_json_line(path, other, RUN)
     assert finished_result(path, facts) is None
-    add_result(path, {**facts, "bleu": 1.0})
+    add_json_line(path, {**facts, "bleu": 1.0}, RUN)
     assert finished_result(path, facts)["bleu"] == 1.0 and finished_result(path, others[0]) == json.loads(json.dumps(others[0]))
     with pytest.raises(ValueError, match=r"base seed 0 was made with another model \(h was 8 and is now 4\)"):
         finished_result(path, {**facts, "model": {**facts["model"], "h": 4}})

@@ -271,7 +271,7 @@ MUTATIONS = [
 def checkout(folder):
     """Make a folder a checkout in which a fault can be planted: processes that tests start find the fault wherever they look.
 
-    Package, tests and tools are copies, all else links.
+    Package, experiments, tests and tools are copies, all else links.
     """
     for entry in ROOT.iterdir():
         if entry.name in ("annotated", "experiments", "tests", "tools"):
