@@ -8,6 +8,7 @@ __all__ = ['export_to_hugging_face', 'import_from_hugging_face', 'export_to_ctra
 
 # %% ../notebooks/25_production.ipynb #ff5e9fc5
 import json
+import math
 import platform
 import shutil
 from contextlib import suppress
@@ -445,12 +446,17 @@ def _logits_apart(model, marian, source, outputs):
     return (theirs - model(source, target))[target.ne(PAD)].abs().max().item()
 
 
-def translate_ids(translator, form, rows, limit=256):
-    """Greedy translations by a `ctranslate2.Translator`: ids with END -> ids without it."""
+def translate_ids(translator, form, rows, limit=256, beam=1, alpha=0.6):
+    """Translations by a `ctranslate2.Translator`: ids with END -> ids without it.
+
+    alpha: the power of the length by which CTranslate2 divides the log-probability in a beam.
+    """
     tokens = [[form.id_to_token(index) for index in row] for row in rows]
     special = [[form.id_to_token(index)] for index in (PAD, BEGIN)]
-    results = translator.translate_batch(tokens, beam_size=1, max_decoding_length=limit,
-                                         max_batch_size=64, suppress_sequences=special)
+    share = math.ceil(len(rows) / translator.num_translators)  # so that no worker is idle
+    results = translator.translate_batch(tokens, beam_size=beam, length_penalty=alpha,
+                                         max_decoding_length=limit, max_batch_size=min(64, share),
+                                         suppress_sequences=special)
     return [[form.token_to_id(token) for token in result.hypotheses[0]] for result in results]
 
 # %% ../notebooks/25_production.ipynb #f6433a87

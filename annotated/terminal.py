@@ -180,10 +180,10 @@ def train_options(arguments):
 def _train(arguments, build=None, loss=None):
     """Train a Transformer on a corpus and save it."""
     # build, loss: as for train_on, in place of the prepared model and the loss in chunks
-    from annotated import fast, files, runs, training
+    from annotated import chunked_loss, fast, files, runs, training
 
     options = train_options(arguments)
-    build, loss = build or fast.transformer_to_train, loss or fast.ChunkedLoss
+    build, loss = build or fast.prepared_transformer, loss or chunked_loss.ChunkedLoss
     fast.keep_memory()
     name = runs.choose_device(options.device)
     with runs.process_group(name, options.timeout) as device:
@@ -216,8 +216,9 @@ class Translate:
     output: str = "-"  # file for the translations; - is standard output
     beam: int = 1  # hypotheses followed at once; 1 is greedy, the paper has 4
     alpha: float = 0.6  # length penalty of the beam
-    # of the matrix products; auto: the one that is quickest here
-    precision: Literal["fp32", "bf16", "int8", "auto"] = "fp32"
+    # what computes: PyTorch, the step in C (compiled at the first use), or CTranslate2 (production)
+    engine: Literal["torch", "c", "ctranslate2"] = "torch"
+    precision: Literal["fp32", "bf16", "int8"] = "fp32"  # of the matrix products; int8 not in torch
     device: str = "auto"  # cpu, cuda, cuda:1, mps …; auto: the first there is of cuda, mps, cpu
 
 
@@ -232,12 +233,16 @@ def _loaded(folder, device="cpu"):
     return saved
 
 
-def _written(saved, sentences, options, model, show_progress=False):
-    """The model's translations of these sentences, searched for as the options say."""
-    from annotated.decoding import translate
+def _translated(saved, sentences, options, show_progress=False):
+    """The translations of these sentences by the engine, the precision and the beam of the options."""
+    from annotated import decoding, engines, fast
 
-    return translate(model, saved.tokenizer, sentences, saved.info["source_language"],
-                     beam=options.beam, alpha=options.alpha, show_progress=show_progress)
+    fast.prepare(saved.model)
+    wanted = [line for line in sentences if line.strip()]
+    engine = engines.make_engine(options.engine, saved, options.precision, wanted)
+    return decoding.translate(saved.model, saved.tokenizer, sentences,
+                              saved.info["source_language"], beam=options.beam,
+                              alpha=options.alpha, show_progress=show_progress, engine=engine)
 
 
 def _translate(arguments):
@@ -249,8 +254,8 @@ def _translate(arguments):
     device = runs.check_device(runs.choose_device(options.device))
     decoding.check_beam(options.beam, options.alpha)
     sentences, saved = files.input_lines(options.input), _loaded(options.model, device)
-    model = fast.prepare(saved.model.to(device), "translate", options.precision, 32 * options.beam)
-    outputs = _written(saved, sentences, options, model, options.output != "-")
+    saved.model.to(device)
+    outputs = _translated(saved, sentences, options, options.output != "-")
     text = "".join(f"{line}\n" for line in outputs)
     if options.output == "-":
         sys.stdout.buffer.write(text.encode("utf-8"))  # whatever encoding the terminal claims
@@ -325,8 +330,8 @@ class Scoring:
     results: Positional[Path]  # folder to write into
     beam: int = 1  # hypotheses followed at once; 1 is greedy
     alpha: float = 0.6  # length penalty of the beam
-    # of the matrix products; auto: the quickest here within 0.3 BLEU of fp32 on 200 of `valid`
-    precision: Literal["fp32", "bf16", "int8", "auto"] = "fp32"
+    engine: Literal["torch", "c", "ctranslate2"] = "torch"  # what computes
+    precision: Literal["fp32", "bf16", "int8"] = "fp32"  # of the matrix products; int8 not in torch
     moses: bool = False  # the corpus holds Moses tokens: join them to plain text before scoring
     references: str | None = None  # corpus with the plain references, if not the same
     data: str | None = None  # what the split is, in words; corpus and split if not given
@@ -336,8 +341,6 @@ class Scoring:
 def _score(arguments):
     """Translate a split of a corpus and score it."""
     options = _read(Scoring, "score", arguments)
-    import sacrebleu
-
     from annotated import corpora, evaluation, fast, files, training
 
     fast.keep_memory()
@@ -348,13 +351,8 @@ def _score(arguments):
     encoded = training.encode_pairs(pairs, saved.tokenizer, source, target)
     loss = training.validation_loss(saved.model, encoded)
 
-    def bleu(model):
-        sentences, known = zip(*corpus.valid[:200], strict=True)
-        return sacrebleu.corpus_bleu(_written(saved, sentences, options, model), [known]).score
-
-    model = fast.prepare(saved.model, "translate", options.precision, 32 * options.beam, bleu)
     start, sources = time.time(), [text for text, _ in pairs]
-    outputs = _written(saved, sources, options, model)
+    outputs = _translated(saved, sources, options)
     seconds = round(time.time() - start, 1)
     if options.moses:
         from sacremoses import MosesDetokenizer
@@ -368,10 +366,10 @@ def _score(arguments):
     searched = f"beam {options.beam}, alpha {options.alpha}" if options.beam > 1 else "greedy"
     what = f"{options.data or f'{options.corpus} {options.split}'}, {source} to {target}"
     facts = {"data": f"{what}, {len(pairs)} sentences", "decoding": searched,
-             "command": options.command or _line("score", arguments), "steps": model.decoder.chosen,
+             "command": options.command or _line("score", arguments), "engine": options.engine,
              "precision": options.precision, **json.loads(path.read_text(encoding="utf-8")),
-             "parameters": sum(weight.numel() for weight in model.parameters()),
-             "model": asdict(model.config), "training": saved.info.get("training"),
+             "parameters": sum(weight.numel() for weight in saved.model.parameters()),
+             "model": asdict(saved.model.config), "training": saved.info.get("training"),
              "averaged_checkpoints": saved.info.get("averaged", []),
              "attention_gain": saved.info.get("attention_gain", 1.0), "decoding_seconds": seconds,
              "training_seconds": saved.info.get("seconds"), "log": saved.info.get("log"),
@@ -468,7 +466,7 @@ class Parse:
 # %% ../notebooks/83_terminal.ipynb #b31c373f
 def _parse(arguments):
     """Train and score a constituency parser."""
-    from annotated import decoding, fast, files, parsing, runs
+    from annotated import chunked_loss, decoding, fast, files, parsing, runs
 
     presets = parsing.PARSERS
     options = _read_with_preset(Parse, "parse", arguments, presets, lambda options: (
@@ -482,10 +480,10 @@ def _parse(arguments):
                  for name, value in presets[options.preset][2].items()}
         parsing.save_parser(options.out, treebank, options.sizes, options.training, pairs,
                             options.average, device, report=_reporter(),
-                            build=fast.transformer_to_train, loss=fast.ChunkedLoss)
+                            build=fast.prepared_transformer, loss=chunked_loss.ChunkedLoss)
     how = {name: getattr(options, name)
            for name in ("beam", "alpha", "extra", "split", "sentences", "beam_sentences")}
-    parts = options.out, treebank, device, lambda model: fast.prepare(model, "translate", rows=512)
+    parts = options.out, treebank, device, fast.prepare
     facts, trees = parsing.score_parser(*parts, **how)
     for name, score in facts["scores"].items():
         print(f"{name:16} F1 {score['f1']:6.2f}  well-formed {score['well_formed']:6.2f}")
@@ -515,7 +513,7 @@ class Vary:
 def _vary(arguments):
     """Train the rows of Table 3."""
     options = _read(Vary, "vary", arguments)
-    from annotated import fast, runs, variations
+    from annotated import chunked_loss, fast, runs, variations
 
     scale = options.scale or (options.corpus if options.corpus in variations.SCALES else "multi30k")
     device = runs.check_device(runs.choose_device(options.device))
@@ -523,7 +521,7 @@ def _vary(arguments):
     results = variations.sweep(
         options.corpus, options.out, options.work, scale, options.rows, options.seeds, device,
         _line("vary", arguments), options.steps, options.sentences,
-        build=fast.transformer_to_train, loss=fast.ChunkedLoss)
+        build=fast.prepared_transformer, loss=chunked_loss.ChunkedLoss)
     print(f"{len(results)} results in {options.out}")
 
 # %% ../notebooks/83_terminal.ipynb #0f75fb0b

@@ -247,8 +247,8 @@ def chosen_cells(options):
             kept += [replace(cell, entrants=entrants)] if entrants else []
         cells = kept
     if options.against:
-        ours = [[entrant for entrant in cell.entrants if entrant.system == "annotated"] for cell in cells]
-        both = [(*each, *(replace(one, system=f"annotated@{options.against}") for one in each)) for each in ours]
+        ours = [[entrant for entrant in cell.entrants if entrant.system.startswith("annotated")] for cell in cells]
+        both = [(*each, *(replace(one, system=f"{one.system}@{options.against}") for one in each)) for each in ours]
         cells = [replace(cell, entrants=entrants) for cell, entrants in zip(cells, both, strict=True) if entrants]
     return [list(group) for _, group in itertools.groupby(cells, key=lambda cell: cell.group)]
 

@@ -149,7 +149,7 @@ def split(results):
     """
     rates, rows = best_rates(results), []
     for cell in results["cells"] if rates else []:
-        for system in ("annotated", "ctranslate2") if cell["task"] in ("greedy", "beam") else ():
+        for system in ("annotated, C", "ctranslate2") if cell["task"] in ("greedy", "beam") else ():
             if row := best_of(cell, [system]):
                 beam = 4 if cell["task"] == "beam" else 1
                 flops, moved, _ = work.decoding_floor(work.SIZES[cell["size"]], cell["batch"], beam, rates, row["precision"])
@@ -231,7 +231,7 @@ def draw(results, folder):
         for axis, cell in zip(axes[:, 0], cells, strict=True):
             rows = [row for row in cell["entrants"] if "failed" not in row]
             for place, row in enumerate(rows):
-                axis.barh(place, speed(row), color=charts.COLOURS["accent"] if row["system"] == "annotated" else charts.COLOURS["data"])
+                axis.barh(place, speed(row), color=charts.COLOURS["accent"] if row["system"].startswith("annotated") else charts.COLOURS["data"])
                 most = ceiling(cell, row, rates) if rates else None
                 share = f" ({speed(row) / most:.0%})" if most else ""
                 axis.annotate(f" {speed(row):,.0f}{share}", (speed(row), place), va="center", fontsize=8)

@@ -90,7 +90,7 @@ class Annotated(System):
         from annotated.training import Run, TrainingConfig
 
         self.configs = {precision: TrainingConfig(precision=precision, max_tokens=100_000) for precision in DTYPES}
-        self.run, self.network = Run(prepare(self.model, "train"), self.configs["fp32"], ()), None
+        self.run, self.network = Run(prepare(self.model), self.configs["fp32"], ()), None
         return self.run.optimizer
 
     def compile(self):
@@ -100,7 +100,7 @@ class Annotated(System):
     def train_step(self, batch, precision):
         """What `annotated.training.train` does for each batch."""
         from annotated.batches import Batch
-        from annotated.fast import ChunkedLoss
+        from annotated.chunked_loss import ChunkedLoss
         from annotated.training import apply_gradient, backward_shard
 
         criterion = ChunkedLoss(0.1, PAD, reduction="sum")
@@ -114,24 +114,44 @@ class Annotated(System):
         with torch.no_grad():
             self.model.decoder.layers[-1].residual[-1].norm.bias.fill_(1.0)
             self.model.embedding.weight[END] = -0.2  # its logit: -0.2 · d_model
-        self.precision, self.made_for = precision, None
+        self.make_steps(precision)
 
-    def ready(self, rows):
-        """The model as the library makes it ready for about so many rows at a step, and threads; once, before anything is timed."""
+    def make_steps(self, precision):
+        """What computes a step: PyTorch, with the prepared model in this precision."""
+        from annotated.decoding import IncrementalDecoder
         from annotated.fast import prepare
 
-        if self.made_for != (rows, torch.get_num_threads()):
-            self.made_for = rows, torch.get_num_threads()
-            prepare(self.model, "translate", self.precision, rows)
-        return self.model
+        super().prepare(precision)
+        prepare(self.model)
+        self.steps = IncrementalDecoder
 
     def write(self, source, beam, tokens=WRITTEN):
         from annotated.decoding import beam_search, greedy_decode
 
-        model, extra = self.ready(len(source) * beam), tokens - source.size(1)
+        extra = tokens - source.size(1)
         if beam == 1:
-            return greedy_decode(model, source, extra=extra)
-        return [found[0][0] for found in beam_search(model, source, beam, extra=extra)]
+            return greedy_decode(self.model, source, extra=extra, steps=self.steps)
+        return [found[0][0] for found in beam_search(self.model, source, beam, extra=extra, steps=self.steps)]
+
+
+class AnnotatedInC(Annotated):
+    """The same with the decoder's step in C; the encoder is PyTorch's."""
+
+    precisions = ("fp32", "bf16", "int8")
+
+    def make_steps(self, precision):
+        from annotated.fast import prepare
+
+        prepare(self.model)
+        self.precision = precision
+        self.arrange(1, torch.get_num_threads())
+
+    def arrange(self, workers, threads):
+        """The number of threads is laid down with the weights."""
+        from annotated.c_engine import c_steps
+
+        super().arrange(workers, threads)
+        self.steps = c_steps(self.model, self.precision, threads)
 
 
 class TorchModel(nn.Module):
@@ -313,7 +333,7 @@ class CTranslate2(System):
         return [result.hypotheses[0] for result in found]
 
 
-SYSTEMS = {"annotated": Annotated, "torch": Torch, "marian": Marian,
+SYSTEMS = {"annotated": Annotated, "annotated, C": AnnotatedInC, "torch": Torch, "marian": Marian,
            "x-transformers": XTransformers, "joeynmt": JoeyNMT, "ctranslate2": CTranslate2}
 
 

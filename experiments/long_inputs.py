@@ -16,8 +16,9 @@ from functools import partial
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from annotated.decoding import write
-from annotated.fast import ChunkedLoss, prepare
+from annotated.decoding import generate
+from annotated.chunked_loss import ChunkedLoss
+from annotated.fast import prepare
 from annotated.files import describe_machine, provenance, write_json
 from annotated.regularization import LabelSmoothingLoss
 from annotated.tokens import END, UNKNOWN
@@ -46,13 +47,13 @@ def work(purpose, way, n, sizes):
     torch.manual_seed(0)
     model, ids = Transformer(sizes).train(purpose == "train"), torch.randint(UNKNOWN + 1, sizes.vocab_size, (1, n))
     if way != "plain":
-        prepare(model, purpose)
+        prepare(model)
     if way.endswith("again"):
         compute_again(model)
     loss, tokens = (LabelSmoothingLoss if way == "plain" else ChunkedLoss)(), iter([UNKNOWN] * (WRITTEN - 1))
     if purpose == "train":
         return lambda: loss.of_hidden(model.hidden(ids, ids), model.embedding.weight, ids).backward()
-    return lambda: write(model, ids, lambda hidden: ids.new_full((1, 1), next(tokens, END)), extra=0)
+    return lambda: generate(model, ids, lambda logits: ids.new_full((1, 1), next(tokens, END)), extra=0)
 
 
 def measure(purpose, way, n, sizes=SIZES):

@@ -58,7 +58,7 @@ class RDropLoss(LabelSmoothingLoss):
 
 def build(config):
     """Prepared for training, reading twice."""
-    return fast.prepare(Twice(config), "train")
+    return fast.prepare(Twice(config))
 
 
 def main(alpha, arguments):

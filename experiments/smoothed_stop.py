@@ -7,7 +7,7 @@ The validation loss and the perplexity in the log of such a run are smoothed one
 
 import sys
 
-from annotated.fast import ChunkedLoss
+from annotated.chunked_loss import ChunkedLoss
 from annotated.terminal import COMMANDS
 
 

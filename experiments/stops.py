@@ -47,7 +47,7 @@ def mean_scores(folders, pairs, plain):
     """BLEU as Multi30k is scored, of the mean of checkpoints with a beam of five; plain: the pairs before they became Moses tokens."""
     saved = load_checkpoint(folders[-1])
     saved.model.load_state_dict(average_checkpoints(folders))
-    model = prepare(saved.model.eval(), "translate", rows=32 * 5)
+    model = prepare(saved.model.eval())
     outputs = translate(model, saved.tokenizer, [source for source, _ in pairs], "en", beam=5, alpha=1.4)
     join = MosesDetokenizer(lang="de").detokenize
     report = bleu_report([join(line.split(" ")) for line in outputs], [target for _, target in plain], bootstrap=0)

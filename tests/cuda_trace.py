@@ -267,7 +267,7 @@ def cuda(ranks=1):
 def model_on_gpu(sizes, prepared):
     """A Transformer with the vocabulary of the WMT run, made where it is used: tensors without data cannot move within a module."""
     with torch.device("cuda"):
-        return (fast.transformer_to_train if prepared else Transformer)(TransformerConfig(37_000, **sizes))
+        return (fast.prepared_transformer if prepared else Transformer)(TransformerConfig(37_000, **sizes))
 
 
 def trace_training(sizes=SMALL, prepared=True, positions=3125, steps=3, ranks=1, **config):
@@ -285,7 +285,7 @@ def trace_greedy(precision=None):
     with cuda() as trace, torch.no_grad():
         model, step = trace.during("model", model_on_gpu)(SMALL, prepared=False).eval(), decoding.IncrementalDecoder.step
         if precision:
-            fast.prepare(model, "translate", precision)
+            fast.prepare(model)
 
         def counted(*args):
             trace.next_step()

@@ -25,7 +25,8 @@ from annotated import terminal, variations
 from annotated.batches import count_batches, pair_lengths
 from annotated.checkpoints import average_checkpoints, load_checkpoint, save_checkpoint
 from annotated.corpora import Corpus, load_corpus
-from annotated.fast import ChunkedLoss, prepare, undo
+from annotated.chunked_loss import ChunkedLoss
+from annotated.fast import prepare, undo
 from annotated.files import read_json, write_json_lines
 from annotated.regularization import LabelSmoothingLoss
 from annotated.terminal import train_options
@@ -533,7 +534,7 @@ def gradients(again, purpose, dropout, norm_first=False):
     """(gradients of a model by name, bytes kept for the backward pass besides the weights); seeded alike."""
     model = random_model(N=3, dropout=dropout, norm_first=norm_first).double().train()
     if purpose:
-        prepare(model, purpose)
+        prepare(model)
     if again:
         assert long_inputs.compute_again(model) is model
     kept, weights = {}, {weight.untyped_storage().data_ptr() for weight in model.parameters()}
@@ -565,7 +566,7 @@ def test_train_takes_a_model_whose_layers_are_computed_again():
     logs, models = [], [random_model(N=2, dropout=0.2).double() for _ in range(2)]
     calls = []
     for model, again in zip(models, (False, True), strict=True):
-        prepare(model, "train")
+        prepare(model)
         if again:
             long_inputs.compute_again(model)
             model.encoder.layers[1].feed_forward.register_forward_hook(lambda *_: calls.append(torch.is_grad_enabled()))

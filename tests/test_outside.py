@@ -11,8 +11,9 @@ from torch import nn
 
 from annotated.attention import DotProductAttention
 from annotated.batches import pad
-from annotated.decoding import beam_search, greedy_decode, write
-from annotated.fast import ChunkedLoss, prepare, undo
+from annotated.decoding import beam_search, generate, greedy_decode
+from annotated.chunked_loss import ChunkedLoss
+from annotated.fast import prepare, undo
 from annotated.tokens import BEGIN, END, PAD, UNKNOWN
 from annotated.training import TrainingConfig, train
 
@@ -91,10 +92,9 @@ def test_rotary_positions_go_on_from_step_to_step_and_when_prepared():
         expected.append([token for token in output[0, 1:].tolist() if token != END])
     assert greedy_decode(model, SOURCE, extra=5) == expected and len({tuple(ids) for ids in expected}) == 3
     beams = [pairs[0][0] for pairs in beam_search(model, SOURCE, extra=5)]
-    for purpose in ("translate", "train"):
-        prepare(model, purpose)
-        assert isinstance(model.encoder.layers[0].self_attention.attention, Rotary)
-        assert greedy_decode(model, SOURCE, extra=5) == expected and [pairs[0][0] for pairs in beam_search(model, SOURCE, extra=5)] == beams
+    prepare(model)
+    assert isinstance(model.encoder.layers[0].self_attention.attention, Rotary)
+    assert greedy_decode(model, SOURCE, extra=5) == expected and [pairs[0][0] for pairs in beam_search(model, SOURCE, extra=5)] == beams
 
 
 # RMSNorm (Zhang and Sennrich, 2019): layer norm without mean and offset
@@ -157,16 +157,15 @@ def write_without_repeating(model, source, extra=50):
     said = torch.zeros(len(source), model.config.vocab_size, dtype=torch.bool)
     left, step = (source != PAD).sum(dim=1) + extra, 0
 
-    def choose(hidden):
+    def choose(logits):
         nonlocal said, left, step
-        logits = model.embedding.logits(hidden).masked_fill(said, -math.inf)
-        logits[:, [PAD, BEGIN]] = -math.inf
+        logits = logits.masked_fill(said, -math.inf)
         token, step = logits.argmax(dim=1, keepdim=True), step + 1
         stays = (token[:, 0] != END) & (step < left)
         said, left = said.scatter(1, token, True)[stays], left[stays]
         return token
 
-    return write(model, source, choose, extra)
+    return generate(model, source, choose, extra)
 
 
 def test_another_way_of_writing_is_put_in_from_outside():
@@ -181,4 +180,4 @@ def test_another_way_of_writing_is_put_in_from_outside():
             assert logits.argmax() == token
         assert len(set(output)) == len(output)
     assert any(len(set(ids)) < len(ids) for ids in greedy_decode(model, SOURCE, extra)), "a model that does not repeat itself"
-    assert write_without_repeating(prepare(model, "translate"), SOURCE, extra) == found and short(write_without_repeating)
+    assert write_without_repeating(prepare(model), SOURCE, extra) == found and short(write_without_repeating)

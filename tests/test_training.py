@@ -24,7 +24,8 @@ from annotated import batches, checkpoints, runs, training
 from annotated.batches import Batch, EncodedPairs, write_encoded
 from annotated.checkpoints import MANIFEST, load_checkpoint
 from annotated.corpora import Corpus, load_corpus
-from annotated.fast import ChunkedLoss, SixteenBitDropout, prepare
+from annotated.chunked_loss import ChunkedLoss
+from annotated.fast import SixteenBitDropout, prepare
 from annotated.files import read_json_lines
 from annotated.regularization import LabelSmoothingLoss
 from annotated.runs import INTERRUPTED, run_checkpoints
@@ -871,7 +872,7 @@ def test_a_prepared_model_draws_sixteen_bits_for_dropout_and_goes_on_with_the_sa
     for folder, stops in (("whole", (2,)), ("parts", (1, 2))):
         for steps in stops:
             torch.manual_seed(0)
-            model = prepare(tiny(**wide), "train")
+            model = prepare(tiny(**wide))
             log = train(model, pairs, pairs[:2], replace(config, steps=steps), False, tmp_path / folder, loss=ChunkedLoss)
         assert {type(m) for m in model.modules() if isinstance(m, torch.nn.Dropout)} == {SixteenBitDropout}
         losses.append((log[-1]["valid_loss"], model.embedding.weight.detach().clone()))

@@ -65,7 +65,7 @@ def updates(device, folder=None, dropout=0.0, **changes):
     numbers, rows = replace(numbers, **changes), []
     enough = made_up(2 * numbers.max_tokens * numbers.steps // LENGTH if folder is None else numbers.max_tokens)
     torch.manual_seed(0)
-    model = fast.transformer_to_train(replace(config, dropout=dropout)).to(device)
+    model = fast.prepared_transformer(replace(config, dropout=dropout)).to(device)
     begin = time.perf_counter()
     train(model, enough, enough[:64], numbers, False, folder, None, lambda row: rows.append((time.perf_counter(), row)),
           fast.ChunkedLoss)
@@ -165,7 +165,7 @@ def decode(device, folder):
     """The book's model translates 100 sentences on the device and, plainly, on the processor."""
     sentences, right = zip(*load_corpus("toy").test[:100], strict=True)
     saved, found, outputs = book_model(), {}, {}
-    there = book_model().model.to(device) if device == "cuda" else fast.prepare(book_model().model, "translate", "fp32", 32)
+    there = book_model().model.to(device) if device == "cuda" else fast.prepare(book_model().model)
     for beam in (1, 4):
         for place, model in (("here", saved.model), ("there", there)):
             begin = time.perf_counter()
