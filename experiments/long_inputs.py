@@ -16,8 +16,8 @@ from functools import partial
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from annotated.decoding import generate
 from annotated.chunked_loss import ChunkedLoss
+from annotated.decoding import generate
 from annotated.fast import prepare
 from annotated.files import describe_machine, provenance, write_json
 from annotated.regularization import LabelSmoothingLoss

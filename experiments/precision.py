@@ -14,8 +14,8 @@ from pathlib import Path
 from annotated.checkpoints import average_checkpoints, load_checkpoint
 from annotated.corpora import load_corpus
 from annotated.decoding import translate
-from annotated.evaluation import bleu_report
 from annotated.engines import ENGINES, TOLERANCE, make_engine
+from annotated.evaluation import bleu_report
 from annotated.files import describe_machine, provenance, write_json
 
 

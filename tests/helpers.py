@@ -10,7 +10,6 @@ import torch
 from hypothesis import settings
 from torch.nn import functional as F
 
-from annotated.products import Int8Product
 from annotated.transformer import Transformer, TransformerConfig
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -54,7 +53,7 @@ def product_error(x, weight, bias=None, precision="fp32", roundings=3):
     lost = (roundoff(torch.float32, weight.size(1) + 8) + roundoff(torch.bfloat16, half)) * size
     if precision == "int8":
         span = x.max().clamp(min=0) - x.min().clamp(max=0)
-        step, weight_off = span / (255 if Int8Product.full_range() else 127), weight.abs().amax(dim=1) / 254
+        step, weight_off = span / 255, weight.abs().amax(dim=1) / 254
         lost += step * weight.abs().sum(dim=1) + weight_off * (x.abs().sum(dim=-1, keepdim=True) + step * weight.size(1))
     return lost
 

@@ -24,8 +24,8 @@ from torch.nn import functional as F
 from annotated import terminal, variations
 from annotated.batches import count_batches, pair_lengths
 from annotated.checkpoints import average_checkpoints, load_checkpoint, save_checkpoint
-from annotated.corpora import Corpus, load_corpus
 from annotated.chunked_loss import ChunkedLoss
+from annotated.corpora import Corpus, load_corpus
 from annotated.fast import prepare, undo
 from annotated.files import read_json, write_json_lines
 from annotated.regularization import LabelSmoothingLoss

@@ -11,8 +11,8 @@ from torch import nn
 
 from annotated.attention import DotProductAttention
 from annotated.batches import pad
-from annotated.decoding import beam_search, generate, greedy_decode
 from annotated.chunked_loss import ChunkedLoss
+from annotated.decoding import beam_search, generate, greedy_decode
 from annotated.fast import prepare, undo
 from annotated.tokens import BEGIN, END, PAD, UNKNOWN
 from annotated.training import TrainingConfig, train

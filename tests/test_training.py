@@ -23,8 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from annotated import batches, checkpoints, runs, training
 from annotated.batches import Batch, EncodedPairs, write_encoded
 from annotated.checkpoints import MANIFEST, load_checkpoint
-from annotated.corpora import Corpus, load_corpus
 from annotated.chunked_loss import ChunkedLoss
+from annotated.corpora import Corpus, load_corpus
 from annotated.fast import SixteenBitDropout, prepare
 from annotated.files import read_json_lines
 from annotated.regularization import LabelSmoothingLoss
