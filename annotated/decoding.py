@@ -186,7 +186,7 @@ def sample(model, source: Int[Tensor, "batch n"], temperature=1.0, top_k=None, t
     generator = torch.Generator(source.device).manual_seed(seed)
 
     def draw(logits):
-        p, tokens = (logits.float() / temperature).softmax(dim=1).sort(dim=1, descending=True)  # (rows, vocab_size) each
+        p, tokens = (logits.float() / temperature).softmax(dim=1).sort(dim=1, descending=True)
         if top_k is not None:
             p[:, top_k:] = 0.0
         if top_p is not None:
@@ -326,9 +326,9 @@ def translate(model, tokenizer, sentences, language="en", max_tokens=4096, beam=
 
     language: of the sentences. max_tokens: padded source tokens in one batch, each counted for
     every hypothesis. beam: hypotheses followed at once, 1 for greedy decoding; alpha: the beam's
-    length penalty. engine: a function like `search` without its model (lists of ids, beam, alpha) in
-    its place. TypeError if `sentences` is one string, or holds something else than strings;
-    ValueError for a language that the tokenizer does not know, and for what `check_beam` refuses.
+    length penalty. engine: a function of (lists of ids, beam, alpha) in place of `search` with the
+    model. TypeError if `sentences` is one string, or holds something else than strings; ValueError
+    for a language that the tokenizer does not know, and for what `check_beam` refuses.
     """
     if isinstance(sentences, str):
         raise TypeError("sentences is one string: give a list of them, such as [sentence]")

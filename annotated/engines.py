@@ -75,7 +75,7 @@ TOLERANCE = {"fp32": 0.01, "bf16": 0.5, "int8": 1.0}  # of logits, by what round
 
 
 def _logit_gap(model, source, plain, other):
-    """By how much the plain model prefers its own token where two outputs part; 0 if they do not."""
+    """By how much the model prefers its own token where two outputs part; 0 if they do not."""
     if plain == other:
         return 0.0
     plain, other = [*plain, END], [*other, END]

@@ -234,7 +234,7 @@ def _loaded(folder, device="cpu"):
 
 
 def _translated(saved, sentences, options, show_progress=False):
-    """The translations of these sentences by the engine, the precision and the beam of the options."""
+    """The translations of these sentences, by the engine and the beam of the options."""
     from annotated import decoding, engines, fast
 
     fast.prepare(saved.model)

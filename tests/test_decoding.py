@@ -26,15 +26,13 @@ from annotated.decoding import (
     KeyValueCache,
     beam_search,
     check_beam,
+    generate,
     greedy_decode,
     length_penalty,
-    likeliest,
-    most_probable,
+    rule_out,
     sample,
     translate,
-    write,
 )
-from annotated.embeddings import TokenEmbedding
 from annotated.tokens import BEGIN, END, PAD, UNKNOWN, SubwordTokenizer, WordTokenizer
 from annotated.training import TrainingConfig, book_model, train
 from annotated.transformer import Transformer, TransformerConfig
@@ -469,12 +467,12 @@ def greedy_after(model, source, prefix, extra=50):
     """Greedy decoding of translations that begin with these tokens."""
     left = list(prefix)
 
-    def choose(hidden):
+    def choose(logits):
         if left:
-            return source.new_full((len(hidden), 1), left.pop(0))
-        return likeliest(model.embedding, hidden)
+            return source.new_full((len(logits), 1), left.pop(0))
+        return logits.argmax(dim=1, keepdim=True)
 
-    return write(model, source, choose, extra)
+    return generate(model, source, choose, extra)
 
 
 def test_another_way_of_writing_is_a_function_of_a_few_lines():
@@ -565,20 +563,13 @@ def test_a_cache_refuses_rows_that_it_does_not_hold(unenforced):
     assert cache.length == 3
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_the_plain_choices_are_those_of_the_softmax(dtype):
-    torch.manual_seed(0)
-    embedding, hidden = TokenEmbedding(50, 8).to(dtype), 3 * torch.randn(40, 8).to(dtype)
-    logits = embedding.logits(hidden).detach().double()
-    expected = logits - logits.logsumexp(dim=1, keepdim=True)
+def test_what_is_ruled_out_never_comes_first():
+    scores, allowed = torch.randn(40, 50), torch.rand(40, 50) < 0.3
+    allowed[:, 7] = True
+    expected = scores.masked_fill(~allowed, -torch.inf)
     expected[:, [PAD, BEGIN]] = -torch.inf
-    with torch.no_grad():
-        tokens, (log_p, found) = likeliest(embedding, hidden), most_probable(embedding, hidden, 5)
-    assert log_p.dtype == torch.promote_types(dtype, torch.float32), "sums in half precision would be coarse"
-    assert tokens.shape == (40, 1) and torch.equal(tokens, expected.argmax(dim=1, keepdim=True))
-    # An exponential, a sum, a logarithm and a difference of numbers up to 30, in float32: 4 · 30 · 2^-24 = 7e-6.
-    assert torch.allclose(log_p.double(), expected.topk(5).values, rtol=0, atol=1e-5)
-    assert torch.allclose(log_p.double(), expected.gather(1, found), rtol=0, atol=1e-5)
+    assert torch.equal(rule_out(scores.clone(), allowed), expected)
+    assert torch.equal(rule_out(scores)[:, END:], scores[:, END:]) and scores[:, [PAD, BEGIN]].isinf().all()
 
 
 def compiled_steps():
