@@ -234,6 +234,14 @@ class CWeights:
     def __reduce__(self):
         raise TypeError("addresses in memory cannot be pickled: call c_steps where they are needed")
 
+    def check(self, model):
+        """ValueError unless a step of this model can use these weights as they are."""
+        check_supported(model)
+        if self.versions != _versions(model.decoder):
+            raise ValueError("these are not the weights that were laid out: call c_steps again")
+        if model.training:
+            raise ValueError("the model trains, and the C code has no dropout: call model.eval()")
+
     def keep(self, tensor):
         """The address of a tensor, which lives as long as this object."""
         self.tensors.append(tensor.detach().contiguous())
@@ -265,8 +273,6 @@ class CWeights:
         norms = (_LayerNorm * 3)(*(self.norm(residual.norm) for residual in layer.residual))
         return _Layer(self.matrix(joined), *matrices, norms)
 
-
-
 # %% ../notebooks/85_c_engine.ipynb #aafd8393
 class CSteps:
     """Steps of a model's decoder in C; `step` and `select` as of `IncrementalDecoder` (6.1).
@@ -277,11 +283,7 @@ class CSteps:
     """
 
     def __init__(self, weights, model, source: Int[Tensor, "sentences n"], capacity):
-        check_supported(model)
-        if weights.versions != _versions(model.decoder):
-            raise ValueError("these are not the weights that were laid out: call c_steps again")
-        if model.training:
-            raise ValueError("the model trains, and the C code has no dropout: call model.eval()")
+        weights.check(model)
         config, cross = model.config, [layer.cross_attention for layer in model.decoder.layers]
         if config.positions == "learned":
             capacity = min(capacity, config.max_length)
