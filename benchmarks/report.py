@@ -231,7 +231,8 @@ def draw(results, folder):
         for axis, cell in zip(axes[:, 0], cells, strict=True):
             rows = [row for row in cell["entrants"] if "failed" not in row]
             for place, row in enumerate(rows):
-                axis.barh(place, speed(row), color=charts.COLOURS["accent"] if row["system"].startswith("annotated") else charts.COLOURS["data"])
+                ours = row["system"].startswith("annotated")
+                axis.barh(place, speed(row), color=charts.COLOURS["accent" if ours else "data"])
                 most = ceiling(cell, row, rates) if rates else None
                 share = f" ({speed(row) / most:.0%})" if most else ""
                 axis.annotate(f" {speed(row):,.0f}{share}", (speed(row), place), va="center", fontsize=8)

@@ -16,8 +16,8 @@ import torch
 from . import work
 from .protocol import serve
 
-PACKAGES = {"annotated": "annotated", "annotated, C": "annotated", "torch": "torch", "marian": "transformers", "x-transformers": "x-transformers",
-            "joeynmt": "joeynmt", "ctranslate2": "ctranslate2"}
+PACKAGES = {"annotated": "annotated", "annotated, C": "annotated", "torch": "torch", "marian": "transformers",
+            "x-transformers": "x-transformers", "joeynmt": "joeynmt", "ctranslate2": "ctranslate2"}
 
 
 def peak_reset():
