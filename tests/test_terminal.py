@@ -22,9 +22,10 @@ from torch.nn import functional as F
 from annotated import batches, decoding, fast, production, runs, terminal, training
 from annotated.batches import load_prepared, prepare_corpus
 from annotated.checkpoints import load_checkpoint, save_checkpoint
-from annotated.corpora import Corpus, load_corpus
+from annotated.chunked_loss import ChunkedLoss
+from annotated.corpora import Corpus
 from annotated.decoding import beam_search, translate
-from annotated.fast import prepare
+from annotated.engines import make_engine
 from annotated.files import provenance, read_json
 from annotated.runs import run_checkpoints
 from annotated.terminal import main
@@ -193,11 +194,11 @@ def test_command_line_trains_on_a_prepared_corpus(tmp_path, capsys):
     saved = load_checkpoint(tmp_path / "model")
     assert saved.tokenizer.as_dict() == prepared.tokenizer.as_dict() and saved.info["corpus"] == prepared.name
     torch.manual_seed(0)
-    model = fast.transformer_to_train(saved.model.config)
+    model = fast.prepared_transformer(saved.model.config)
     again = load_prepared(tmp_path / "prepared")
     config = TrainingConfig(**saved.info["training"])
     # the loss in chunks, as the command has it: the plain one adds in another order, and on some processors the last digit tells
-    assert train(model, list(again.train), list(again.valid), config, show_progress=False, loss=fast.ChunkedLoss) == saved.info["log"]
+    assert train(model, list(again.train), list(again.valid), config, show_progress=False, loss=ChunkedLoss) == saved.info["log"]
     assert torch.equal(state(model), state(saved.model))
     capsys.readouterr()
     new = [tmp_path / "prepared", "--out", tmp_path / "new", *rest]
@@ -373,17 +374,18 @@ def test_without_a_model_the_book_s_own_translates(model, tmp_path, monkeypatch,
 LINES = ["the dog sees a cat .", "", "a cat .", "the cat sleeps .", "   ", "a a a a a a a a a", "cat"]
 
 
-@pytest.mark.parametrize("beam", [1, 3])
-@pytest.mark.parametrize("precision", [None, "fp32", "bf16", "int8", "auto"])
-def test_the_command_line_translates_with_a_prepared_model(folder, precision, beam, monkeypatch, capsysbinary):
-    model, seen = random_model(len(WORDS), seed=2, dropout=0.4).eval(), []
-    expected = translate(prepare(model, "translate", precision or "fp32", rows=32 * beam), WORDS, LINES, beam=beam)
+@pytest.mark.parametrize("engine, precision, beam", [(None, None, 1), ("torch", "bf16", 3), ("c", "int8", 1), ("c", "fp32", 3),
+                                                     ("ctranslate2", "fp32", 1)])
+def test_the_command_line_translates_with_the_engine_that_is_named(folder, engine, precision, beam, tmp_path, monkeypatch, capsysbinary):
+    monkeypatch.setenv("ANNOTATED_DATA", str(tmp_path))  # where what CTranslate2 reads is kept
+    saved = load_checkpoint(folder)
+    wanted = make_engine(engine or "torch", saved, precision or "fp32")
+    assert wanted.name == (engine or "torch")
+    expected = translate(saved.model, WORDS, LINES, beam=beam, engine=wanted)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join(LINES).encode())))
-    told = ["--model", folder, "--beam", str(beam), *(["--precision", precision] if precision else [])]
-    monkeypatch.setattr(fast, "prepare", lambda *given: seen.append(given[1:]) or prepare(*given))
-    main(["translate", *told])
+    options = [word for name, value in (("--engine", engine), ("--precision", precision)) if value for word in (name, value)]
+    main(["translate", "--model", folder, "--beam", str(beam), *options])
     assert capsysbinary.readouterr().out.decode() == "".join(f"{line}\n" for line in expected) and len(set(expected)) > 3
-    assert seen == [("translate", precision or "fp32", 32 * beam)]
 
 
 @pytest.mark.parametrize("module", ["decoding", "training", "variations", "parsing"])
@@ -398,11 +400,14 @@ def test_training_from_the_terminal_is_that_of_a_prepared_model(tmp_path, monkey
     monkeypatch.setattr(training, "train", lambda model, *given: seen.append((model, given[-1])) or real(model, *given))
     main(["train", str(write_corpus(tmp_path / "own")), "--out", str(tmp_path / "model"), *SMALL])
     (model, loss), = seen
-    assert loss is fast.ChunkedLoss and any(isinstance(part, fast.PreparedPart) for part in model.modules())
+    assert loss is ChunkedLoss and any(isinstance(part, fast.PreparedPart) for part in model.modules())
 
 
-def test_the_command_line_knows_three_precisions_and_the_quickest(folder, capsys):
+def test_what_no_engine_computes_is_refused(folder, tmp_path, capsys):
+    (tmp_path / "in.txt").write_bytes(DATA)
     assert "fp8" in misread("translate", ["--model", folder, "--precision", "fp8"], capsys)
+    given = ["--model", folder, "--input", tmp_path / "in.txt", "--precision", "int8"]
+    assert "for int8 give another engine" in refused("translate", given, capsys)
 
 
 def test_the_command_counts_faults_in_two_files(tmp_path, capsys):
@@ -448,13 +453,6 @@ def test_score_measures_what_translate_writes_and_tells_auto_what_valid_says(tmp
     main(["score", str(tmp_path / "bare"), str(own), "test", str(tmp_path / "again"), "--beam", "2", "--alpha", "0.5"])
     bare = read_json(tmp_path / "again/test.json")
     assert bare["entries"] == facts["entries"] and bare["training"] is None and bare["log"] is None
-    asked, real = [], fast.prepare
-    monkeypatch.setattr(fast, "prepare", lambda *given: asked.append(given) or real(given[0], "translate"))
-    main(["score", str(tmp_path / "model"), str(own), "test", str(results), "--beam", "2", "--precision", "auto"])
-    (model, _, precision, rows, of_valid), = asked
-    sources, references = zip(*load_corpus(str(own), None, "en", "de").valid[:200], strict=True)
-    outputs = translate(model, saved.tokenizer, sources, "en", beam=2)
-    assert (precision, rows) == ("auto", 64) and of_valid(model) == sacrebleu.corpus_bleu(outputs, [references]).score > 10
 
 
 def test_score_joins_moses_tokens_and_compares_with_the_plain_references(tmp_path, capsys):
