@@ -299,5 +299,5 @@ def test_the_introduction_shows_the_ledger_of_the_pages_as_they_are_stored(rows)
     assert shown == [markdown(rows)], "run `make sync PAGES=00`"
     for page, cell in re.findall(r"\]\((\w+\.ipynb)#cell-id=(\w+)\)", shown[0]):
         assert cell in {c.id for c in cells(NOTEBOOKS / page)}
-    for test, file in re.findall(r"\[(test_\w+)\]\(\.\./(tests/test_\w+\.py)\)", shown[0]):
+    for test, file in re.findall(r"\[(test_\w+)\]\(\.\./(tests/[\w/]+\.py)\)", shown[0]):
         assert f"def {test}(" in (ROOT / file).read_text()

@@ -8,10 +8,9 @@ import nbformat
 import reading
 from site_pages import relink
 
-from notebooks import PACKAGE, ROOT
+from notebooks import ROOT, module_file, module_of, page_tests
 
 TESTS = ROOT / "tests"
-MODEL = "attention multi_head feed_forward embeddings positional masking stacks transformer".split()
 SECTIONS = re.compile(r"\b[Ss]ections? (\d[\d.]*\d|\d)((?:, | and | to )\d(?:[\d.]*\d)?)*")
 
 
@@ -32,17 +31,14 @@ class Page:
     """One notebook, and what belongs to it: `sections` of the paper, `module`, `tests`."""
 
     def __init__(self, path):
-        self.path, notebook = path, nbformat.read(path, as_version=4)
+        self.path, self.module, notebook = path, module_of(path), nbformat.read(path, as_version=4)
         text = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
-        code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
         self.title = text[0].partition("\n")[0].removeprefix("# ")
         self.line = text[0].partition("> ")[2].partition("\n")[0]
         where = next((cell.partition("\n\n")[2].partition("\n\n")[0] for cell in text if cell.startswith("## Where it stands")), "")
         self.sections = sections(where) or sections(self.line)
-        exported = re.search(r"^#\| default_exp (\w+)", code, re.MULTILINE)
-        self.module = exported and exported[1]
-        test = TESTS / f"test_{self.module}.py"
-        self.tests = test if self.module and test.exists() else None
+        tests = page_tests(path)
+        self.tests = ROOT / tests if tests and (ROOT / tests).exists() else None
 
     def links(self):
         """The line of links below the title of the page, as Markdown."""
@@ -67,7 +63,7 @@ def table(header, rows):
 
 def constants(module):
     """(name, directive) for the public names of a module that it assigns: constants, and names of shapes."""
-    tree = ast.parse((PACKAGE / f"{module}.py").read_text())
+    tree = ast.parse(module_file(module).read_text())
     assigned = {}
     for node in (node for node in tree.body if isinstance(node, ast.Assign)):
         for target in node.targets:
@@ -90,18 +86,18 @@ def module_page(page):
     text += "\n".join(["```{eval-rst}", automatic, *assigned.values(), "```\n"])
     if page.tests:
         count = len(re.findall(r"^\s*def test_", page.tests.read_text(), re.MULTILINE))
-        text += f"\n## Tests\n\n<details class=\"listing\"><summary>tests/{page.tests.name}: {count} tests</summary>\n\n"
-        text += f"```{{literalinclude}} ../tests/{page.tests.name}\n:language: python\n```\n\n</details>\n"
+        text += f"\n## Tests\n\n<details class=\"listing\"><summary>{page.tests.relative_to(ROOT)}: {count} tests</summary>\n\n"
+        text += f"```{{literalinclude}} ../{page.tests.relative_to(ROOT)}\n:language: python\n```\n\n</details>\n"
     return text
 
 
 def plain_code(module):
     """The source of a module as a reader wants it: without the marks of the export and the imports of its own package."""
-    source = (PACKAGE / f"{module}.py").read_text()
+    source = module_file(module).read_text()
     lines, tree = source.splitlines(), ast.parse(source)
     for node in tree.body:
         exported = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
-        if exported or isinstance(node, ast.ImportFrom) and node.level:
+        if exported or isinstance(node, ast.ImportFrom) and (node.level or node.module.startswith("annotated.")):
             lines[node.lineno - 1 : node.end_lineno] = ["#"] * (node.end_lineno - node.lineno + 1)
     kept = "\n".join(line for line in lines if not line.startswith("# ") and line != "#")
     return re.sub(r"\n{3,}", "\n\n\n", kept)
@@ -109,7 +105,8 @@ def plain_code(module):
 
 def model_page(pages):
     """Markdown of the page that shows the model in one sitting: the exported code of its modules, one after the other."""
-    parts = [f"## [{page.title}]({page.path.name})\n\n```python\n{plain_code(page.module)}\n```" for page in pages if page.module in MODEL]
+    model = [page for page in pages if "01" <= page.path.name[:2] <= "08"]
+    parts = [f"## [{page.title}]({page.path.name})\n\n```python\n{plain_code(page.module)}\n```" for page in model]
     return "\n\n".join(["# The model in one sitting", "All the code of the model as the pages export it, in their order.", *parts]) + "\n"
 
 
@@ -144,9 +141,10 @@ def ledger_page(rows):
 def write(pages, claims, folder):
     """Write all of this into `folder`, beside copies of the tests; `claims` are the rows of the ledger."""
     (folder / "api").mkdir()
-    (folder / "tests").mkdir()
-    for path in TESTS.glob("test_*.py"):
-        (folder / "tests" / path.name).write_bytes(path.read_bytes())
+    for path in TESTS.rglob("test_*.py"):
+        copy = folder / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(path.read_bytes())
     modules = [page for page in pages if page.module]
     for page in modules:
         (folder / "api" / f"{page.module}.md").write_text(module_page(page))
