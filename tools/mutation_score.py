@@ -37,11 +37,19 @@ WORK = ROOT / "_build" / "mutmut"
 MODULES = sorted(module for module, path in modules().items() if "def " in path.read_text(encoding="utf-8"))
 C_MODULES = [f"{module}.c" for module in MODULES if "#pragma omp" in module_file(module).read_text(encoding="utf-8")]
 TESTS = {module: page_tests(path) for path in pages() if (module := module_of(path))}
-ALSO = {"attention": "multi_head", "checkpoints": "training", "masking": "transformer", "native": "fast", "runs": "training",
-        "style": "attention_charts charts", "transformer": "masking"}
+ALSO = {
+    "attention": "multi_head",
+    "checkpoints": "training",
+    "masking": "transformer",
+    "native": "fast",
+    "runs": "training",
+    "style": "attention_charts charts",
+    "transformer": "masking",
+}
 FEWEST, FEWEST_IN_C = 6, 20  # mutants of a module that are run, if it has as many
 # One test asks what importing loads: it would find mutmut.
-CHOICE = ["-m", "not long", "--deselect=tests/test_transformer.py::test_import_needs_torch_and_the_names_of_shapes_only_and_opens_no_file"]
+CHOICE = ["-m", "not long",
+          "--deselect=tests/test_transformer.py::test_import_needs_torch_and_the_names_of_shapes_only_and_opens_no_file"]
 # Lines that only word a message, a help text or a representation are left alone; docstrings, annotations, decorators, decorated
 # functions and code outside functions mutmut never changes.
 NOT_MUTATED = [r"^\s*raise ", r"^\s*(mend|got|refused) = ", r"^\s*f?\"[^\"]*\"\)?,?$", "help=", "ArgumentParser", "return f\""]
