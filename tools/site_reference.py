@@ -8,7 +8,7 @@ import nbformat
 import reading
 from site_pages import relink
 
-from notebooks import ROOT, module_file, module_of, page_tests
+from notebooks import PACKAGE, ROOT, module_file, module_of, page_tests
 
 TESTS = ROOT / "tests"
 SECTIONS = re.compile(r"\b[Ss]ections? (\d[\d.]*\d|\d)((?:, | and | to )\d(?:[\d.]*\d)?)*")
@@ -138,6 +138,35 @@ def ledger_page(rows):
     ])  # fmt: skip
 
 
+def face():
+    """{module: the names of it that can be had from `annotated` itself}, in their order there."""
+    found = {}
+    for node in ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_HOMES":
+            for name, module in ast.literal_eval(node.value).items():
+                found.setdefault(module, []).append(name)
+    return found
+
+
+def library_page(pages):
+    """Markdown of the front page of the reference: what `annotated` itself offers, then package by package."""
+    parts = ["# The library", "Every module is exported by one page of the book, which explains it."]
+    if names := face():
+        rows = [[", ".join(f"`{name}`" for name in its), f"[annotated.{module}]({module}.md)"] for module, its in names.items()]
+        parts += ["## From `annotated` itself", "`from annotated import Transformer, translate`: what most programs need, loaded when it "
+                  "is asked for.", table(["Names", "Module"], rows)]
+    packages = {}
+    for page in pages:
+        packages.setdefault(page.module.rpartition(".")[0], []).append(page)
+    for package, its in packages.items():
+        rows = [[f"[annotated.{page.module}]({page.module}.md)", page.line] for page in its]
+        says = ast.get_docstring(ast.parse(PACKAGE.joinpath(*package.split("."), "__init__.py").read_text(encoding="utf-8")))
+        parts += [f"## annotated.{package}", says.partition("\n")[0]] if package else ["## Modules of their own"] if len(packages) > 1 else []
+        parts.append(table(["Module", "What it holds"], rows))
+    modules = "\n".join(page.module for page in pages)
+    return "\n\n".join([*parts, f"```{{toctree}}\n:hidden:\n\n{modules}\n```\n"])
+
+
 def write(pages, claims, folder):
     """Write all of this into `folder`, beside copies of the tests; `claims` are the rows of the ledger."""
     (folder / "api").mkdir()
@@ -148,11 +177,7 @@ def write(pages, claims, folder):
     modules = [page for page in pages if page.module]
     for page in modules:
         (folder / "api" / f"{page.module}.md").write_text(module_page(page))
-    names = "\n".join(page.module for page in modules)
-    rows = [[f"[annotated.{page.module}]({page.module}.md)", page.line] for page in modules]
-    (folder / "api" / "index.md").write_text(
-        "# The library\n\nEvery module is exported by one page of the book, which explains it.\n\n"
-        f"{table(['Module', 'What it holds'], rows)}\n\n```{{toctree}}\n:hidden:\n\n{names}\n```\n")
+    (folder / "api" / "index.md").write_text(library_page(modules))
     (folder / "model.md").write_text(model_page(pages))
     (folder / "sections.md").write_text(sections_page(pages))
     (folder / "ledger.md").write_text(ledger_page(claims))
