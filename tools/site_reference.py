@@ -161,7 +161,8 @@ def library_page(pages):
     for package, its in packages.items():
         rows = [[f"[annotated.{page.module}]({page.module}.md)", page.line] for page in its]
         says = ast.get_docstring(ast.parse(PACKAGE.joinpath(*package.split("."), "__init__.py").read_text(encoding="utf-8")))
-        parts += [f"## annotated.{package}", says.partition("\n")[0]] if package else ["## Modules of their own"] if len(packages) > 1 else []
+        if len(packages) > 1:
+            parts += [f"## annotated.{package}", says.partition("\n")[0]] if package else ["## Beside the packages"]
         parts.append(table(["Module", "What it holds"], rows))
     modules = "\n".join(page.module for page in pages)
     return "\n\n".join([*parts, f"```{{toctree}}\n:hidden:\n\n{modules}\n```\n"])
