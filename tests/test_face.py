@@ -53,7 +53,7 @@ def test_the_book_s_model_translates_a_sentence_and_a_list():
 
 @WITH_TRANSLATOR
 def test_a_translator_saves_what_it_loads(tmp_path):
-    tokenizer = annotated.WordTokenizer.train([word for pair in TEXTS for word in pair])
+    tokenizer = annotated.WordTokenizer.fit(TEXTS)
     first = annotated.Translator(random_model(len(tokenizer)), tokenizer)
     first.save(tmp_path / "model")
     second = annotated.load(tmp_path / "model")
