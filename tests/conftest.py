@@ -15,7 +15,8 @@ settings.register_profile("long", max_examples=1000, derandomize=False, deadline
 settings.load_profile("gate")
 
 PACKAGE = Path(__file__).resolve().parent.parent / "annotated"
-with_shapes = [f"annotated.{path.stem}" for path in PACKAGE.glob("*.py") if "jaxtyping" in path.read_text(encoding="utf-8")]
+with_shapes = [".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts) for path in PACKAGE.rglob("[!_]*.py")
+               if "jaxtyping" in path.read_text(encoding="utf-8")]
 jaxtyping.install_import_hook(with_shapes, "beartype.beartype")  # before anything of the package is imported
 
 from browsing import browser, serve, site  # noqa: E402, F401

@@ -74,7 +74,7 @@ from annotated.training import TrainingConfig  # noqa: E402
 from annotated.transformer import Transformer, TransformerConfig  # noqa: E402
 
 aten = torch.ops.aten
-PACKAGE = str(Path(training.__file__).parent) + os.sep
+PACKAGE = str(ROOT / "annotated") + os.sep
 NO_KERNEL = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided, aten._unsafe_view, aten.lift_fresh,
              aten._local_scalar_dense, aten.set_, aten.resize_, aten._reshape_alias}  # besides the views: memory, and what is known of it
 COPIES = {aten._to_copy, aten.copy_}

@@ -11,24 +11,17 @@ import pytest
 from helpers import cells
 
 sys.path.insert(0, "tools")
-from notebooks import EXPORTED, PACKAGE, export, pages  # noqa: E402
+from notebooks import EXPORTED, PACKAGE, ROOT, export, module_file, module_of, page_tests, pages  # noqa: E402
 
 PAGES = pages()
-NOT_EXPORTED = {"__init__.py", "__main__.py"}  # written by hand: a docstring and nothing else; a call of the terminal
+NOT_EXPORTED = {"__init__.py", "__main__.py"}  # written by hand: what a package is, and a call of the commands
 
 
 def code_cells(path):
     return [cell for cell in cells(path) if cell.cell_type == "code"]
 
 
-def module_of(path):
-    """The module that a page exports, or None."""
-    found = [name for cell in code_cells(path) for name in re.findall(r"^#\|\s*default_exp\s+(\S+)", cell.source, re.M)]
-    assert len(found) <= 1, f"{path.name} names {len(found)} modules: one notebook exports one module"
-    return found[0] if found else None
-
-
-MODULES = {path: module_of(path) for path in PAGES if module_of(path)}
+MODULES = {path: module for path in PAGES if (module := module_of(path))}
 
 
 def test_no_two_pages_export_one_module():
@@ -39,9 +32,9 @@ def test_package_is_what_the_notebooks_export(tmp_path):
     fresh = tmp_path / "annotated"  # the name of the folder decides how nbdev writes imports within the package
     for path in MODULES:
         export(path, fresh)
-    exported = {file.name: file.read_bytes() for file in fresh.glob("*.py")}
+    exported = {str(file.relative_to(fresh)): file.read_bytes() for file in fresh.rglob("*.py")}
     header = re.compile(rb"(# %% |File to edit: ).*?([0-9][0-9]_\w+\.ipynb)")  # the path to the notebook is relative
-    committed = {file.name: file.read_bytes() for file in PACKAGE.glob("*.py") if file.name not in NOT_EXPORTED}
+    committed = {str(file.relative_to(PACKAGE)): file.read_bytes() for file in PACKAGE.rglob("*.py") if file.name not in NOT_EXPORTED}
     assert sorted(exported) == sorted(committed), "a module without its notebook, or a notebook that was not exported"
     for name, source in committed.items():
         assert header.sub(rb"\1\2", exported[name]) == header.sub(rb"\1\2", source), f"{name}: run `make sync` or `make export`"
@@ -52,9 +45,11 @@ def test_main_only_calls_the_terminal():
     assert [ast.unparse(node) for node in tree.body[1:]] == ["import sys", "from annotated.terminal import main", "sys.exit(main())"]
 
 
-def test_init_only_documents():
-    tree = ast.parse((PACKAGE / "__init__.py").read_text())
-    assert [type(node) for node in tree.body] == [ast.Expr], "annotated/__init__.py imports or defines something"
+@pytest.mark.parametrize("folder", sorted({(PACKAGE / name.replace(".", "/")).parent for name in MODULES.values()} - {PACKAGE}), ids=str)
+def test_packages_say_what_they_hold_and_load_nothing(folder):
+    tree = ast.parse((folder / "__init__.py").read_text())
+    assert ast.get_docstring(tree) and not [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))
+                                            and "importlib" not in ast.unparse(node)]
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
@@ -88,7 +83,7 @@ def test_exported_imports_only_run_forward():
     appendix = {name for path, name in MODULES.items() if path.name >= "80"} - {"terminal"}
     earlier = set()
     for path, name in MODULES.items():
-        found = imported((PACKAGE / f"{name}.py").read_text())
+        found = imported(module_file(name).read_text())
         allowed = set(MODULES.values()) if name == "terminal" else appendix - {name} if name in appendix else earlier | appendix
         assert found <= allowed, f"{path.name} imports {sorted(found - allowed)}, which come later in the book"
         earlier.add(name)
@@ -97,7 +92,7 @@ def test_exported_imports_only_run_forward():
 def test_no_name_is_exported_twice():
     owner = {}
     for name in MODULES.values():
-        tree = ast.parse((PACKAGE / f"{name}.py").read_text())
+        tree = ast.parse(module_file(name).read_text())
         for node in tree.body:
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_") and node.name != "main":
                 assert owner.setdefault(node.name, name) == name, f"{node.name} stands in {owner[node.name]} and {name}"
@@ -105,14 +100,14 @@ def test_no_name_is_exported_twice():
 
 def test_every_exported_name_is_documented():
     for name in MODULES.values():
-        for node in ast.parse((PACKAGE / f"{name}.py").read_text()).body:
+        for node in ast.parse(module_file(name).read_text()).body:
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
                 assert ast.get_docstring(node), f"{name}.{node.name} has no docstring"
 
 
 # Sizes: one idea a room
 
-MODEL = "attention multi_head feed_forward embeddings positional masking stacks transformer".split()
+MODEL = [name for path, name in MODULES.items() if "01" <= path.name[:2] <= "08"]
 SPEED = "is_autocast_enabled is_compiling get_num_threads device.type bfloat16 cache packed joined recorder __class__".split()
 
 
@@ -128,15 +123,16 @@ def code_lines(node, source):
 
 @pytest.fixture(scope="module")
 def sources():
-    return {name: (PACKAGE / f"{name}.py").read_text() for name in MODULES.values()}
+    return {name: module_file(name).read_text() for name in MODULES.values()}
 
 
 def test_modules_are_small(sources):
     sizes = {name: code_lines(ast.parse(source), source.split("\n")) for name, source in sources.items()}
-    assert sum(sizes[name] for name in MODEL) <= 330 and sizes["training"] <= 260
-    assert [name for name, size in sizes.items() if size > 405 and name != "toy_language"] == []
-    attention = next(node for node in ast.parse(sources["multi_head"]).body if getattr(node, "name", "") == "MultiHeadAttention")
-    assert code_lines(attention, sources["multi_head"].split("\n")) <= 30
+    assert sum(sizes[name] for name in MODEL) <= 330 and sizes[next(name for path, name in MODULES.items() if path.name[:2] == "17")] <= 260
+    assert [name for name, size in sizes.items() if size > 405 and not name.endswith("toy_language")] == []
+    source = sources[MODEL[1]]
+    attention = next(node for node in ast.parse(source).body if getattr(node, "name", "") == "MultiHeadAttention")
+    assert code_lines(attention, source.split("\n")) <= 30
 
 
 def test_the_model_knows_nothing_of_speed(sources):
@@ -153,7 +149,8 @@ def test_the_package_promises_few_names(sources):
 
 def test_a_page_its_module_and_its_test_share_a_name():
     for path, name in MODULES.items():
-        assert path.stem[3:] == name and (PACKAGE.parent / "tests" / f"test_{name}.py").is_file()
+        *folders, last = name.split(".")
+        assert path.stem[3:] in (last, "_".join([*folders[-1:], last]), f"engine_{last}") and (ROOT / page_tests(path)).is_file()
 
 
 def test_the_folder_above_a_clone_does_not_hide_the_package(tmp_path):

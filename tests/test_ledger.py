@@ -15,7 +15,7 @@ import ledger  # noqa: E402
 from ledger import Incomplete, Part, markdown, read, summary  # noqa: E402
 from site_pages import relink  # noqa: E402
 
-from notebooks import NOTEBOOKS, ROOT, pages  # noqa: E402
+from notebooks import NOTEBOOKS, ROOT, module_of, page_tests, pages  # noqa: E402
 
 TABLE = """
 [C1]
@@ -188,13 +188,16 @@ def test_a_claim_of_two_parts_has_a_verdict_for_each(tmp_path):
 
 def test_links_lead_to_cells_and_tests_in_the_checkout_and_on_the_site(tmp_path):
     paths, *rest = book(tmp_path, [(EXACT[0], "moved by `a | b`"), MEASURED])
-    (tmp_path / "test_page.py").rename(tmp_path / "test_masking.py")
+    (masking,) = pages(["06"])
+    tests, module = page_tests(masking), module_of(masking)
+    (tmp_path / tests.relative_to("tests")).parent.mkdir(exist_ok=True)
+    (tmp_path / "test_page.py").rename(tmp_path / tests.relative_to("tests"))
     cell = cells(paths[0])[0].id
     text = markdown(read(paths, *rest))
-    assert f"[page 01, cell 1](01_page.ipynb#cell-id={cell})" in text and "[test_c1_order](../tests/test_masking.py)" in text
+    assert f"[page 01, cell 1](01_page.ipynb#cell-id={cell})" in text and f"[test_c1_order](../{tests})" in text
     assert r"`moved by 'a \| b'`" in text and len({line.replace(r"\|", "").count("|") for line in text.split("\n")}) == 1
     site = relink(text)
-    assert f"[page 01, cell 1](#cell-{cell})" in site and "[test_c1_order](api/masking.md#tests)" in site
+    assert f"[page 01, cell 1](#cell-{cell})" in site and f"[test_c1_order](api/{module}.md#tests)" in site
     other = relink("[test_c31_heads](../tests/test_reading_attention.py)")
     assert other == "{download}`test_c31_heads <tests/test_reading_attention.py>`"
 
@@ -299,5 +302,5 @@ def test_the_introduction_shows_the_ledger_of_the_pages_as_they_are_stored(rows)
     assert shown == [markdown(rows)], "run `make sync PAGES=00`"
     for page, cell in re.findall(r"\]\((\w+\.ipynb)#cell-id=(\w+)\)", shown[0]):
         assert cell in {c.id for c in cells(NOTEBOOKS / page)}
-    for test, file in re.findall(r"\[(test_\w+)\]\(\.\./(tests/test_\w+\.py)\)", shown[0]):
+    for test, file in re.findall(r"\[(test_\w+)\]\(\.\./(tests/[\w/]+\.py)\)", shown[0]):
         assert f"def {test}(" in (ROOT / file).read_text()

@@ -8,6 +8,8 @@ import pytest
 sys.path.insert(0, "tools")
 from mutate import MUTATIONS, ROOT, caught_by, checkout, plant  # noqa: E402
 
+from notebooks import file_of_tests  # noqa: E402
+
 PROBE = '''
 import os, subprocess, sys
 from pathlib import Path
@@ -67,4 +69,4 @@ def test_every_fault_can_be_planted_and_has_a_name_of_its_own():
         source = (ROOT / "annotated" / f"{module}.py").read_text(encoding="utf-8")
         assert old != new and old in source, fault
         ast.parse(source.replace(old, new), fault)  # a fault is Python: a test has to notice it
-        assert tests and all((ROOT / "tests" / f"test_{name}.py").is_file() for name in tests.split()), fault
+        assert tests and all((ROOT / file_of_tests(name)).is_file() for name in tests.split()), fault

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from browsing import ROOT, SITE, SIZE, draw, go, need, new_tab, open_page
 
+from notebooks import modules
+
 AXE = ROOT / "_build" / "axe" / "node_modules" / "axe-core" / "axe.min.js"
 PAGES = sorted(str(path.relative_to(SITE)) for path in SITE.rglob("*.html") if "_static" not in path.parts) or ["index.html"]
 CHARTS = [name for name in PAGES if (SITE / name).exists() and '<figure class="chart"' in (SITE / name).read_text()]
@@ -193,10 +195,10 @@ def test_links_within_the_site_lead_somewhere(site, name):
 
 
 def test_every_public_name_is_in_the_reference(site):
-    for path in sorted((ROOT / "annotated").glob("[!_]*.py")):
+    for module, path in modules().items():
         names = re.findall(r"'(\w+)'", re.search(r"__all__ = \[(.*?)\]", path.read_text(), re.DOTALL)[1])
-        text = (site / "api" / f"{path.stem}.html").read_text()
-        assert [name for name in names if f'id="annotated.{path.stem}.{name}"' not in text] == []
+        text = (site / "api" / f"{module}.html").read_text()
+        assert [name for name in names if f'id="annotated.{module}.{name}"' not in text] == []
 
 
 def drawing(figure):

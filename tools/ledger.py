@@ -146,12 +146,12 @@ def shown(paths):
 def guarded(folder):
     """{claim: [(file, function, whether it can fail)]} of the tests in a folder: `test_c4_…` guards C4."""
     found = defaultdict(list)
-    for path in sorted(Path(folder).glob("test_*.py")):
+    for path in sorted(Path(folder).rglob("test_*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         outer = sources(tree)
         for node in [*tree.body, *(node for part in tree.body if isinstance(part, ast.ClassDef) for node in part.body)]:
             if isinstance(node, ast.FunctionDef) and (match := re.match(r"test_c(\d+)_", node.name)):
-                found[f"C{match[1]}"].append((path, node.name, can_fail(node, sources(node) | outer)))
+                found[f"C{match[1]}"].append((path.relative_to(folder), node.name, can_fail(node, sources(node) | outer)))
     return found
 
 
@@ -215,7 +215,7 @@ def markdown(rows):
         tests = []
         for path in dict.fromkeys(path for path, _ in row.tests):
             first, *others = [test for file, test in row.tests if file == path]
-            tests.append(f"[{first}](../tests/{path.name})" + f" and {len(others)} more" * bool(others))
+            tests.append(f"[{first}](../tests/{path})" + f" and {len(others)} more" * bool(others))
         where = f"Shown in {', '.join(cells)}.<br>Guarded by {', '.join(tests)}."
         lines = []
         for part in row.parts:

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from annotated.files import provenance
-from notebooks import ROOT
+from notebooks import ROOT, file_of_tests
 
 # (fault, module, code as it is, code with the fault, the test files that guard it)
 MUTATIONS = [
@@ -298,7 +298,7 @@ def caught_by(copy, tests, known=None):
         found = first_failure(copy, [f"tests/{file}::{function}"])
         if found:
             return found
-    return first_failure(copy, [f"tests/test_{name}.py" for name in tests.split()])
+    return first_failure(copy, [str(file_of_tests(name)) for name in tests.split()])
 
 
 def first_failure(copy, files):

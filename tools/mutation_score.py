@@ -30,17 +30,26 @@ from pathlib import Path
 from mutate import checkout
 
 from annotated.files import provenance
-from notebooks import PACKAGE, ROOT
+from notebooks import ROOT, module_file, module_of, modules, page_tests, pages
 
 WORK = ROOT / "_build" / "mutmut"
 # Every module with a function is sampled, and guarded by tests/test_<module>.py; these by the tests of others too.
-MODULES = sorted(path.stem for path in PACKAGE.glob("*.py") if "def " in path.read_text(encoding="utf-8"))
-C_MODULES = [f"{module}.c" for module in MODULES if "#pragma omp" in (PACKAGE / f"{module}.py").read_text(encoding="utf-8")]
-ALSO = {"attention": "multi_head", "checkpoints": "training", "masking": "transformer", "native": "fast", "runs": "training",
-        "style": "attention_charts charts", "transformer": "masking"}
+MODULES = sorted(module for module, path in modules().items() if "def " in path.read_text(encoding="utf-8"))
+C_MODULES = [f"{module}.c" for module in MODULES if "#pragma omp" in module_file(module).read_text(encoding="utf-8")]
+TESTS = {module: page_tests(path) for path in pages() if (module := module_of(path))}
+ALSO = {
+    "attention": "multi_head",
+    "checkpoints": "training",
+    "masking": "transformer",
+    "native": "fast",
+    "runs": "training",
+    "style": "attention_charts charts",
+    "transformer": "masking",
+}
 FEWEST, FEWEST_IN_C = 6, 20  # mutants of a module that are run, if it has as many
 # One test asks what importing loads: it would find mutmut.
-CHOICE = ["-m", "not long", "--deselect=tests/test_transformer.py::test_import_needs_torch_and_the_names_of_shapes_only_and_opens_no_file"]
+CHOICE = ["-m", "not long",
+          "--deselect=tests/test_transformer.py::test_import_needs_torch_and_the_names_of_shapes_only_and_opens_no_file"]
 # Lines that only word a message, a help text or a representation are left alone; docstrings, annotations, decorators, decorated
 # functions and code outside functions mutmut never changes.
 NOT_MUTATED = [r"^\s*raise ", r"^\s*(mend|got|refused) = ", r"^\s*f?\"[^\"]*\"\)?,?$", "help=", "ArgumentParser", "return f\""]
@@ -50,7 +59,7 @@ markers = ["long: runs in `make test-long` only"]
 
 [tool.mutmut]
 source_paths = ["annotated"]
-only_mutate = ["annotated/{module}.py"]
+only_mutate = ["{file}"]
 do_not_mutate_patterns = {patterns}
 pytest_add_cli_args_test_selection = {selection}
 pytest_add_cli_args = ["-p", "no:cacheprovider"]
@@ -75,12 +84,12 @@ def code_digest(text):
 
 def guards(module):
     """The test files that a module's mutants meet."""
-    return [f"tests/test_{name}.py" for name in [module, *ALSO.get(module, "").split()]]
+    return [str(TESTS[name]) for name in [module, *ALSO.get(module, "").split()]]
 
 
 def place(module):
     """The folder in which the mutants of a module are run, made ready: the checkout by links, and mutmut's settings."""
-    folder, code = WORK / module, code_digest((ROOT / "annotated" / f"{module}.py").read_text(encoding="utf-8"))
+    folder, code = WORK / module, code_digest(module_file(module).read_text(encoding="utf-8"))
     if folder.exists() and ((folder / "code").read_text() if (folder / "code").is_file() else "") != code:
         shutil.rmtree(folder)
     (folder / "mutants" / "data").mkdir(parents=True, exist_ok=True)
@@ -92,7 +101,8 @@ def place(module):
     for link, target in links.items():
         if not link.is_symlink():
             link.symlink_to(target)
-    text = CONFIG.format(module=module, patterns=json.dumps(NOT_MUTATED), selection=json.dumps([*guards(module), *CHOICE]))
+    file, selection = module_file(module, "annotated"), [*guards(module), *CHOICE]
+    text = CONFIG.format(file=file, patterns=json.dumps(NOT_MUTATED), selection=json.dumps(selection))
     (folder / "pyproject.toml").write_text(text, encoding="utf-8")
     return folder
 
@@ -105,7 +115,7 @@ def environment(folder, mutant=None):
 
 def chosen(folder, module, share, seed):
     """(names of all mutants, those of the sample)."""
-    command = [sys.executable, "-c", NAMES, f"annotated/{module}.py"]
+    command = [sys.executable, "-c", NAMES, str(module_file(module, "annotated"))]
     said = subprocess.run(command, cwd=folder, env=environment(folder), capture_output=True, text=True, check=True)
     names = [f"annotated.{module}.{name}" for name in said.stdout.split()]
     return names, sampled(names, module, share, seed)
@@ -124,7 +134,7 @@ def read(path):
 
 def outcomes(folder, module):
     """{mutant: "killed", "survived", "timeout", "no test" or "not run"}, second looks included."""
-    codes = read(folder / "mutants" / "annotated" / f"{module}.py.meta").get("exit_code_by_key", {})
+    codes = read(module_file(module, folder / "mutants" / "annotated").with_suffix(".py.meta")).get("exit_code_by_key", {})
     return {name: STATUS.get(code, "timeout") for name, code in codes.items()} | read(folder / "again.json")
 
 
@@ -177,7 +187,7 @@ assert all(map(native.library, (8, 16, 32))) and all(map(products.fused_library,
 
 def c_mutants(module):
     """{name: (start, end, other)} in a module's text: one token of its C, in the branches that are compiled on this machine."""
-    text, found, marked = (PACKAGE / f"{module}.py").read_text(encoding="utf-8"), {}, ""
+    text, found, marked = module_file(module).read_text(encoding="utf-8"), {}, ""
     for block in re.finditer(r'= r"""\n(.*?)"""', text, re.DOTALL):
         end = block.start(1)
         for token in C_TOKEN.finditer(text, *block.span(1)):
@@ -196,7 +206,7 @@ def c_mutants(module):
 
 def run_c(module, share, seed):
     """Run the sampled mutants of a module's C; {name: outcome}, "no C" where the compiler refuses one."""
-    source = PACKAGE / f"{module}.py"
+    source = module_file(module)
     text, mutants, kept = source.read_text(encoding="utf-8"), c_mutants(module), WORK / f"{module}.c.json"
     known = read(kept)
     known = known if known.get("code") == code_digest(text) else {"code": code_digest(text)}
@@ -207,7 +217,7 @@ def run_c(module, share, seed):
             if known.get(name, "not run") != "not run":
                 continue
             start, end, other = mutants[name]
-            (copy / "annotated" / source.name).write_text(text[:start] + other + text[end:], encoding="utf-8")
+            module_file(module, copy / "annotated").write_text(text[:start] + other + text[end:], encoding="utf-8")
             compiles = subprocess.run([sys.executable, "-c", C_COMPILES], cwd=copy, env=variables, capture_output=True).returncode == 0
             known[name] = tested(copy, variables, C_TESTS) if compiles else "no C"
             kept.write_text(json.dumps(known, indent=1), encoding="utf-8")
@@ -245,7 +255,7 @@ def report(share, seed):
                 was, now = differs(name)
                 kind, why = reason(module, was, now, reasons)
                 survivors.append({"module": module, "outcome": end, "was": was, "now": now, "kind": kind, "why": why})
-    total = {key: sum(line[key] for line in lines.values()) for key in lines["native"]}
+    total = {key: sum(line[key] for line in lines.values()) for key in next(iter(lines.values()))}
     equivalent = sum(survivor["kind"] == "equivalent" for survivor in survivors)
     result = {"tool": f"mutmut {version('mutmut')}", "command": f"python tools/mutation_score.py --share {share} --seed {seed}",
               **provenance(),
@@ -277,7 +287,7 @@ def ends_of(module, share, seed):
 
 def ends_in_c(module, share, seed):
     """The same of a module's C."""
-    text, mutants, known = (PACKAGE / f"{module}.py").read_text(encoding="utf-8"), c_mutants(module), read(WORK / f"{module}.c.json")
+    text, mutants, known = module_file(module).read_text(encoding="utf-8"), c_mutants(module), read(WORK / f"{module}.c.json")
     known = known if known.get("code") == code_digest(text) else {}
 
     def differs(name):

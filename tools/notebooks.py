@@ -1,6 +1,7 @@
 """Execute, normalise and export notebooks: what `sync.py`, `book.py` and the tests share."""
 
 import ast
+import json
 import os
 import re
 import textwrap
@@ -20,6 +21,7 @@ KEPT_METADATA = {
 }
 TRAINS = ("17", "21", "22", "23")  # pages that train a model for minutes
 NAMES = re.compile(r"^__all__ = \[[^\]]*\]", re.MULTILINE)
+DEFAULT = r"^#\|\s*default_exp\s+(\S+)"
 EXPORTED = re.compile(r"^#\|\s*exporti?\b", re.MULTILINE)
 LIBRARY_FOLDS = "10"  # from this page on library code is folded away; before it the code is what the page is about
 # One thread a page, so that the digits do not depend on the machine's number of cores. Where there are two, one that waits for the other
@@ -126,14 +128,44 @@ def complaints(notebook):
     return found
 
 
+def module_of(path):
+    """The module that a notebook exports, by its name within the package, such as "model.attention"; None if it exports none."""
+    cells = json.loads(Path(path).read_text(encoding="utf-8"))["cells"]
+    code = ("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    names = re.findall(DEFAULT, "\n".join(code), re.MULTILINE)
+    if len(names) > 1:
+        raise ValueError(f"{path} names {len(names)} modules: one notebook exports one module")
+    return names[0] if names else None
+
+
+def module_file(module, package=PACKAGE):
+    """The file of a module, "model.attention" in annotated/model/attention.py."""
+    return Path(package, *module.split(".")).with_suffix(".py")
+
+
+def modules(package=PACKAGE):
+    """{name: file} of all exported modules that lie in the package."""
+    files = sorted(Path(package).rglob("[!_]*.py"))
+    return {".".join(file.relative_to(package).with_suffix("").parts): file for file in files}
+
+
+def file_of_tests(name):
+    """Where tests lie, below the root: "model/stacks" in tests/model/test_stacks.py."""
+    return Path("tests", name).with_name(f"test_{name.rpartition('/')[2]}.py")
+
+
+def page_tests(path):
+    """Where the tests of a page's module lie: under the name of the page, in the folder of the module; None without a module."""
+    module = module_of(path)
+    return module and file_of_tests("/".join([*module.split(".")[:-1], path.stem[3:]]))
+
+
 def export(path, package=PACKAGE):
     """Write the module that one notebook exports into the folder `package` (nothing if it exports none)."""
     nb_export(str(path), lib_path=package)
-    code = "\n".join(cell.source for cell in nbformat.read(path, as_version=4).cells)
-    exported = re.search(r"^#\|\s*default_exp\s+(\w+)", code, re.MULTILINE)
-    if exported:  # nbdev's list of names is 120 characters wide
-        module = Path(package) / f"{exported[1]}.py"
-        module.write_text(NAMES.sub(narrow, module.read_text(encoding="utf-8")), encoding="utf-8")
+    if module := module_of(path):  # nbdev's list of names is 120 characters wide
+        file = module_file(module, package)
+        file.write_text(NAMES.sub(narrow, file.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def narrow(match):

@@ -11,10 +11,9 @@ PARTS = [  # of the book: name, first and last page
     ("The model", "00", "09"), ("The data", "10", "13"), ("Learning", "14", "17"), ("Translating", "18", "20"),
     ("The paper's experiments", "21", "23"), ("Engineering", "24", "25"), ("Since the paper", "26", "26"), ("Appendix", "80", "99"),
 ]
-MAP = {  # part of the picture, by its name there: the page that explains it; the first that fits counts
-    "attention": "attention", "masking": "masking", "multi_head": "multi_head", "residual": "stacks", "feed_forward": "feed_forward",
-    "embeddings": "embeddings", "softmax": "embeddings", "positional": "positional", "data": "tokens", "decoding": "decoding",
-    "training": "training",
+MAP = {  # part of the picture, by its name there: the number of the page that explains it; the first that fits counts
+    "attention": "01", "masking": "06", "multi_head": "02", "residual": "07", "feed_forward": "03", "embeddings": "04", "softmax": "04",
+    "positional": "05", "data": "12", "decoding": "18", "training": "17",
 }
 ALT = ("Plan of the Transformer: the encoder stack on the left, the decoder stack on the right, embeddings and positions below, "
        "output projection and softmax on top. Each box links to the page that explains it.")
@@ -56,7 +55,7 @@ def below_title(page, rows):
 
 def model_map(pages, folder):
     """HTML of the picture of the model, drawn into `folder`, whose boxes are links to the pages that explain them."""
-    explaining = {page.path.stem.partition("_")[2]: page for page in pages}
+    explaining = {page.path.name[:2]: page for page in pages}
     figure = plt.figure(figsize=(5, 5 * 129 / 111))
     ax = charts.model_diagram(ax=figure.add_axes((0, 0, 1, 1)))
     links = []

@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import cache
 
 import nbformat
 import PIL.Image
@@ -17,7 +18,7 @@ import vl_convert
 from ledger import claim_of
 
 from annotated import charts
-from notebooks import PACKAGE, ROOT, folded, role
+from notebooks import ROOT, folded, module_of, page_tests, pages, role
 
 VEGA_LITE = "application/vnd.vegalite.v5+json"
 DIRECTIVES = re.compile(r"^#\|.*\n?", re.MULTILINE)
@@ -25,7 +26,7 @@ ALT = re.compile(r"^# alt: (.*)\n?", re.MULTILINE)
 ARTICLE = re.compile("<article.*</article>", re.DOTALL)  # greedy: an output that closes it early does not get out
 SCRIPT = re.compile(r"<script(?![^>]*\bsrc=)(?![^>]*application/json)[^>]*>(.*?)</script>", re.DOTALL)
 TO_CELL = re.compile(r"\]\([\w.]+\.ipynb#cell-id=(\w+)\)")
-TO_TEST = re.compile(r"\[(\w+)\]\(\.\./tests/test_(\w+)\.py\)")
+TO_TEST = re.compile(r"\[(\w+)\]\(\.\./(tests/[\w/]+\.py)\)")
 ROWS_SHOWN = 100
 FIGURE = """<figure class="chart" id="{name}">
 <img class="chart-still" src="_static/charts/{name}.png" alt="{alt}">
@@ -78,12 +79,19 @@ def chart(output, name, alt, folder):
     return FIGURE.format(name=name, alt=html.escape(alt.replace("\0", "")), spec=text, numbers=behind)
 
 
+@cache
+def tested_modules():
+    """{file of tests, below the root: the module of a page that it tests}."""
+    return {str(page_tests(path)): module for path in pages() if (module := module_of(path))}
+
+
 def relink(text):
     """Markdown whose links to cells and tests lead to where the site has them."""
     def test(match):
-        known = (PACKAGE / f"{match[2]}.py").exists()
-        return f"[{match[1]}](api/{match[2]}.md#tests)" if known else f"{{download}}`{match[1]} <tests/test_{match[2]}.py>`"
+        module = modules.get(match[2])
+        return f"[{match[1]}](api/{module}.md#tests)" if module else f"{{download}}`{match[1]} <{match[2]}>`"
 
+    modules = tested_modules()
     return TO_TEST.sub(test, TO_CELL.sub(r"](#cell-\1)", text)).replace("](../docs/", "](")
 
 

@@ -8,10 +8,9 @@ import nbformat
 import reading
 from site_pages import relink
 
-from notebooks import PACKAGE, ROOT
+from notebooks import PACKAGE, ROOT, module_file, module_of, page_tests
 
 TESTS = ROOT / "tests"
-MODEL = "attention multi_head feed_forward embeddings positional masking stacks transformer".split()
 SECTIONS = re.compile(r"\b[Ss]ections? (\d[\d.]*\d|\d)((?:, | and | to )\d(?:[\d.]*\d)?)*")
 
 
@@ -32,17 +31,14 @@ class Page:
     """One notebook, and what belongs to it: `sections` of the paper, `module`, `tests`."""
 
     def __init__(self, path):
-        self.path, notebook = path, nbformat.read(path, as_version=4)
+        self.path, self.module, notebook = path, module_of(path), nbformat.read(path, as_version=4)
         text = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
-        code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
         self.title = text[0].partition("\n")[0].removeprefix("# ")
         self.line = text[0].partition("> ")[2].partition("\n")[0]
         where = next((cell.partition("\n\n")[2].partition("\n\n")[0] for cell in text if cell.startswith("## Where it stands")), "")
         self.sections = sections(where) or sections(self.line)
-        exported = re.search(r"^#\| default_exp (\w+)", code, re.MULTILINE)
-        self.module = exported and exported[1]
-        test = TESTS / f"test_{self.module}.py"
-        self.tests = test if self.module and test.exists() else None
+        tests = page_tests(path)
+        self.tests = ROOT / tests if tests and (ROOT / tests).exists() else None
 
     def links(self):
         """The line of links below the title of the page, as Markdown."""
@@ -67,7 +63,7 @@ def table(header, rows):
 
 def constants(module):
     """(name, directive) for the public names of a module that it assigns: constants, and names of shapes."""
-    tree = ast.parse((PACKAGE / f"{module}.py").read_text())
+    tree = ast.parse(module_file(module).read_text())
     assigned = {}
     for node in (node for node in tree.body if isinstance(node, ast.Assign)):
         for target in node.targets:
@@ -90,18 +86,18 @@ def module_page(page):
     text += "\n".join(["```{eval-rst}", automatic, *assigned.values(), "```\n"])
     if page.tests:
         count = len(re.findall(r"^\s*def test_", page.tests.read_text(), re.MULTILINE))
-        text += f"\n## Tests\n\n<details class=\"listing\"><summary>tests/{page.tests.name}: {count} tests</summary>\n\n"
-        text += f"```{{literalinclude}} ../tests/{page.tests.name}\n:language: python\n```\n\n</details>\n"
+        text += f"\n## Tests\n\n<details class=\"listing\"><summary>{page.tests.relative_to(ROOT)}: {count} tests</summary>\n\n"
+        text += f"```{{literalinclude}} ../{page.tests.relative_to(ROOT)}\n:language: python\n```\n\n</details>\n"
     return text
 
 
 def plain_code(module):
     """The source of a module as a reader wants it: without the marks of the export and the imports of its own package."""
-    source = (PACKAGE / f"{module}.py").read_text()
+    source = module_file(module).read_text()
     lines, tree = source.splitlines(), ast.parse(source)
     for node in tree.body:
         exported = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
-        if exported or isinstance(node, ast.ImportFrom) and node.level:
+        if exported or isinstance(node, ast.ImportFrom) and (node.level or node.module.startswith("annotated.")):
             lines[node.lineno - 1 : node.end_lineno] = ["#"] * (node.end_lineno - node.lineno + 1)
     kept = "\n".join(line for line in lines if not line.startswith("# ") and line != "#")
     return re.sub(r"\n{3,}", "\n\n\n", kept)
@@ -109,7 +105,8 @@ def plain_code(module):
 
 def model_page(pages):
     """Markdown of the page that shows the model in one sitting: the exported code of its modules, one after the other."""
-    parts = [f"## [{page.title}]({page.path.name})\n\n```python\n{plain_code(page.module)}\n```" for page in pages if page.module in MODEL]
+    model = [page for page in pages if "01" <= page.path.name[:2] <= "08"]
+    parts = [f"## [{page.title}]({page.path.name})\n\n```python\n{plain_code(page.module)}\n```" for page in model]
     return "\n\n".join(["# The model in one sitting", "All the code of the model as the pages export it, in their order.", *parts]) + "\n"
 
 
@@ -141,20 +138,47 @@ def ledger_page(rows):
     ])  # fmt: skip
 
 
+def face():
+    """{module: the names of it that can be had from `annotated` itself}, in their order there."""
+    found = {}
+    for node in ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_HOMES":
+            for name, module in ast.literal_eval(node.value).items():
+                found.setdefault(module, []).append(name)
+    return found
+
+
+def library_page(pages):
+    """Markdown of the front page of the reference: what `annotated` itself offers, then package by package."""
+    parts = ["# The library", "Every module is exported by one page of the book, which explains it."]
+    if names := face():
+        rows = [[", ".join(f"`{name}`" for name in its), f"[annotated.{module}]({module}.md)"] for module, its in names.items()]
+        parts += ["## From `annotated` itself", "`from annotated import Transformer, translate`: what most programs need, loaded when it "
+                  "is asked for.", table(["Names", "Module"], rows)]
+    packages = {}
+    for page in pages:
+        packages.setdefault(page.module.rpartition(".")[0], []).append(page)
+    for package, its in packages.items():
+        rows = [[f"[annotated.{page.module}]({page.module}.md)", page.line] for page in its]
+        says = ast.get_docstring(ast.parse(PACKAGE.joinpath(*package.split("."), "__init__.py").read_text(encoding="utf-8")))
+        if len(packages) > 1:
+            parts += [f"## annotated.{package}", says.partition("\n")[0]] if package else ["## Beside the packages"]
+        parts.append(table(["Module", "What it holds"], rows))
+    modules = "\n".join(page.module for page in pages)
+    return "\n\n".join([*parts, f"```{{toctree}}\n:hidden:\n\n{modules}\n```\n"])
+
+
 def write(pages, claims, folder):
     """Write all of this into `folder`, beside copies of the tests; `claims` are the rows of the ledger."""
     (folder / "api").mkdir()
-    (folder / "tests").mkdir()
-    for path in TESTS.glob("test_*.py"):
-        (folder / "tests" / path.name).write_bytes(path.read_bytes())
+    for path in TESTS.rglob("test_*.py"):
+        copy = folder / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(path.read_bytes())
     modules = [page for page in pages if page.module]
     for page in modules:
         (folder / "api" / f"{page.module}.md").write_text(module_page(page))
-    names = "\n".join(page.module for page in modules)
-    rows = [[f"[annotated.{page.module}]({page.module}.md)", page.line] for page in modules]
-    (folder / "api" / "index.md").write_text(
-        "# The library\n\nEvery module is exported by one page of the book, which explains it.\n\n"
-        f"{table(['Module', 'What it holds'], rows)}\n\n```{{toctree}}\n:hidden:\n\n{names}\n```\n")
+    (folder / "api" / "index.md").write_text(library_page(modules))
     (folder / "model.md").write_text(model_page(pages))
     (folder / "sections.md").write_text(sections_page(pages))
     (folder / "ledger.md").write_text(ledger_page(claims))

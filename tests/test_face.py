@@ -1,0 +1,71 @@
+"""What can be had from `annotated` itself: few names, loaded when they are asked for; a model and its words in one object."""
+
+import ast
+
+import pytest
+from helpers import ROOT, TEXTS, random_model, run_python
+
+import annotated
+
+pytestmark = pytest.mark.skipif(not hasattr(annotated, "__all__"), reason="the modules do not lie in packages yet")
+NAMES = getattr(annotated, "__all__", ["load"])
+WITH_TRANSLATOR = pytest.mark.skipif("Translator" not in NAMES, reason="page 18 has no Translator yet")
+
+
+def test_the_face_is_small_and_whole():
+    assert len(NAMES) == len(set(NAMES)) <= 40 and set(NAMES) <= set(dir(annotated))
+    with pytest.raises(AttributeError, match="annotated.*no attribute 'transformer_'"):
+        annotated.transformer_  # noqa: B018
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_name_is_that_of_the_module_which_defines_it(name):
+    thing = getattr(annotated, name)
+    assert thing.__name__ == name and thing.__module__ == f"annotated.{annotated._HOMES[name]}"
+    assert getattr(annotated, name) is thing
+
+
+def test_type_checkers_see_the_same_names():
+    tree = ast.parse((ROOT / "annotated" / "__init__.py").read_text(encoding="utf-8"))
+    (block,) = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    seen = {alias.asname: node.module.removeprefix("annotated.") for node in block.body for alias in node.names}
+    assert seen == annotated._HOMES and (ROOT / "annotated" / "py.typed").exists()
+
+
+def test_importing_loads_neither_torch_nor_any_module_and_is_quick():
+    code = "import sys; import annotated; print(sorted(name for name in sys.modules if name.startswith('annotated') or name == 'torch'))"
+    assert run_python(code, cwd=ROOT) == "['annotated']\n"
+    code = "import time; start = time.perf_counter(); import annotated; print(time.perf_counter() - start)"
+    assert min(float(run_python(code, cwd=ROOT)) for _ in range(3)) < 0.05
+
+
+def test_all_names_come_with_a_star():
+    code = "from annotated import *; print(Transformer.__name__, load_corpus.__name__)"
+    assert run_python(code, cwd=ROOT) == "Transformer load_corpus\n"
+
+
+@WITH_TRANSLATOR
+def test_the_book_s_model_translates_a_sentence_and_a_list():
+    assert annotated.translate("The old dog sleeps.") == "Der alte Hund schläft."
+    assert annotated.translate(["The old dog sleeps.", "The dog sleeps."])[0] == "Der alte Hund schläft."
+    assert annotated.translate([]) == []
+
+
+@WITH_TRANSLATOR
+def test_a_translator_saves_what_it_loads(tmp_path):
+    tokenizer = annotated.WordTokenizer.fit(TEXTS)
+    first = annotated.Translator(random_model(len(tokenizer)), tokenizer)
+    first.save(tmp_path / "model")
+    second = annotated.load(tmp_path / "model")
+    lines = [source for source, _ in TEXTS]
+    assert second.translate(lines, beam=2) == first.translate(lines, beam=2)
+    assert second.translate(lines) == annotated.translate(lines, second.model, second.tokenizer, beam=4)
+    assert second.translate(lines[0]) == second.translate(lines)[0]
+    assert second.tokenizer.as_dict() == tokenizer.as_dict() and not second.model.training
+
+
+@WITH_TRANSLATOR
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
+    annotated.save_checkpoint(tmp_path / "model", random_model())
+    with pytest.raises(ValueError, match="no tokenizer"):
+        annotated.load(tmp_path / "model")

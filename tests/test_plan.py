@@ -1,0 +1,84 @@
+"""The plan of the house: what each package may import, and how many names it promises."""
+
+import ast
+import sys
+
+import pytest
+
+sys.path.insert(0, "tools")
+from notebooks import PACKAGE, module_of, modules, pages  # noqa: E402
+
+# From above to below; each may import those before it. The charts know none of the others, and only the commands know the charts.
+ORDER = ["files", "model", "data", "training", "translation", "paper", "fast", "interop", "charts", "cli"]
+FILES = modules()
+pytestmark = pytest.mark.skipif("cli" not in FILES, reason="the modules do not lie in packages yet")
+
+
+def package(module):
+    return module.partition(".")[0]
+
+
+def imported(source):
+    """Modules of `annotated` that code imports, wherever it does, but for what it does as a program and for type checkers."""
+    found, tree = set(), ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) in ("__name__ == '__main__'", "TYPE_CHECKING"):
+            node.body = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            assert not node.level, f"`{ast.unparse(node)}`: imports are absolute"
+            if package(node.module) == "annotated":
+                within = node.module.removeprefix("annotated").removeprefix(".")
+                found |= {within} & FILES.keys() or {f"{within}.{name.name}".lstrip(".") for name in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {name.name.removeprefix("annotated.") for name in node.names if name.name.startswith("annotated.")}
+    return found
+
+
+ARROWS = {module: imported(path.read_text(encoding="utf-8")) for module, path in FILES.items() if "cli" in FILES}
+
+
+@pytest.mark.parametrize("module", FILES)
+def test_a_package_imports_only_from_those_above_it(module):
+    above = set(ORDER[:ORDER.index(package(module)) + 1]) - {"charts"}
+    if package(module) in ("charts", "cli"):
+        above = {"files", "charts"} if package(module) == "charts" else set(ORDER)
+    wrong = {other for other in ARROWS[module] if package(other) not in above}
+    assert not wrong, f"{module} imports {', '.join(sorted(wrong))}"
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    left = {module: set(others) & FILES.keys() for module, others in ARROWS.items()}
+    while free := [module for module, others in left.items() if not others & left.keys()]:
+        for module in free:
+            del left[module]
+    assert not left, f"circles among {', '.join(sorted(left))}"
+
+
+def test_what_is_imported_is_there():
+    assert set().union(*ARROWS.values()) <= FILES.keys() | {package(module) for module in FILES}
+
+
+def test_the_model_needs_torch_and_the_names_of_shapes_alone():
+    allowed = {"annotated", "torch", "jaxtyping", *sys.stdlib_module_names}
+    for path in (path for module, path in FILES.items() if package(module) == "model"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [name.name for name in getattr(node, "names", ()) if isinstance(node, ast.Import)]
+            names += [node.module] if isinstance(node, ast.ImportFrom) else []
+            assert {package(name) for name in names} <= allowed, path.name
+
+
+def test_each_module_comes_from_a_page():
+    assert sorted(FILES) == sorted(module for path in pages() if (module := module_of(path)))
+
+
+def test_the_package_promises_few_names():
+    listed = [ast.literal_eval(node.value) for path in FILES.values() for node in ast.parse(path.read_text(encoding="utf-8")).body
+              if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"]
+    assert sum(map(len, listed)) <= 120
+
+
+def test_each_package_says_what_its_modules_are():
+    for folder in {path.parent for path in FILES.values()} - {PACKAGE}:
+        told = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8")))
+        assert [path.stem for path in folder.glob("[!_]*.py") if f"`{path.stem}`" not in told] == [], folder.name
