@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['KeyValueCache', 'IncrementalDecoder', 'rule_out', 'generate', 'greedy_decode', 'sample',
-           'length_penalty', 'Hypotheses', 'check_beam', 'beam_search', 'search', 'translate']
+           'length_penalty', 'Hypotheses', 'check_beam', 'beam_search', 'search', 'translate',
+           'Translator', 'load']
 
 # %% ../notebooks/18_decoding.ipynb #9814f257
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -17,9 +18,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 from .batches import pad, token_batches
+from .checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 from .masking import causal_mask
 from .tokens import BEGIN, END, PAD
-from .training import evaluating
+from .training import book_model, evaluating
 
 # %% ../notebooks/18_decoding.ipynb #622b7e5c
 class KeyValueCache:
@@ -320,18 +322,24 @@ def search(model, sources, beam=1, alpha=0.6, steps=IncrementalDecoder):
     return [best[0][0] for best in beam_search(model, source, beam, alpha, steps=steps)]
 
 # %% ../notebooks/18_decoding.ipynb #324bce5e
-def translate(model, tokenizer, sentences, language="en", max_tokens=4096, beam=1, alpha=0.6,
-              show_progress=False, engine=None):
-    """Translate strings, in their order; the translation of a blank one is empty (6.1).
+def translate(sentences, model=None, tokenizer=None, language="en", max_tokens=4096, beam=1,
+              alpha=0.6, show_progress=False, engine=None):
+    """Translate a string, or strings in their order; the translation of a blank one is empty (6.1).
 
-    language: of the sentences. max_tokens: padded source tokens in one batch, each counted for
-    every hypothesis. beam: hypotheses followed at once, 1 for greedy decoding; alpha: the beam's
-    length penalty. engine: a function of (lists of ids, beam, alpha) in place of `search` with the
-    model. TypeError if `sentences` is one string, or holds something else than strings; ValueError
-    for a language that the tokenizer does not know, and for what `check_beam` refuses.
+    model and tokenizer: the book's own if none is given. language: of the sentences. max_tokens:
+    padded source tokens in one batch, each counted for every hypothesis. beam: hypotheses followed
+    at once, 1 for greedy decoding; alpha: the beam's length penalty. engine: a function of (lists
+    of ids, beam, alpha) in place of `search` with the model. TypeError for only one of model and
+    tokenizer, or what is no string; ValueError for a language that the tokenizer does not know,
+    and for what `check_beam` refuses.
     """
+    if (model is None) != (tokenizer is None):
+        raise TypeError("a model needs the tokenizer that it was trained with: give both, or none")
+    if model is None:
+        model, tokenizer = (book := book_model()).model, book.tokenizer
     if isinstance(sentences, str):
-        raise TypeError("sentences is one string: give a list of them, such as [sentence]")
+        return translate(tokenizer, [sentences], model, language, max_tokens, beam, alpha,
+                         show_progress, engine)[0]
     check_beam(beam, alpha)
     sentences = list(sentences)
     engine = engine or partial(search, model)
@@ -349,3 +357,31 @@ def translate(model, tokenizer, sentences, language="en", max_tokens=4096, beam=
         for i, ids in zip(chosen, found, strict=True):
             outputs[i] = tokenizer.decode(ids).replace("\r", " ").replace("\n", " ")
     return outputs
+
+# %% ../notebooks/18_decoding.ipynb #trans002
+@dataclass
+class Translator(Checkpoint):
+    """A model and the tokenizer that it was trained with, which translate together."""
+
+    info: dict = field(default_factory=dict)
+
+    def translate(self, sentences, beam=4, alpha=0.6, engine=None):
+        """Translate a string, or strings in their order, as the function `translate` does."""
+        return translate(self.tokenizer, sentences, self.model,
+                         self.info.get("source_language", "en"), beam=beam, alpha=alpha,
+                         engine=engine)
+
+    def save(self, folder):
+        """Save all in a new folder, as `save_checkpoint` does; `load` takes it."""
+        save_checkpoint(folder, self.model, self.tokenizer, **self.info)
+
+
+def load(folder, device="cpu"):
+    """The `Translator` in a folder that `annotated train` or `Translator.save` wrote.
+
+    Raises what `load_checkpoint` raises, and ValueError for a folder without a tokenizer.
+    """
+    saved = load_checkpoint(folder, device)
+    if saved.tokenizer is None:
+        raise ValueError(f"{folder} has no tokenizer to translate with: use load_checkpoint")
+    return Translator(**vars(saved))

@@ -8,16 +8,12 @@ __all__ = ['whole_file', 'write_text', 'write_json', 'whole_folder', 'sha256_of'
            'add_json_line', 'read_json', 'provenance', 'made_at']
 
 # %% ../notebooks/80_files.ipynb #ec8af477
-import atexit
 import contextlib
-import ctypes
 import gzip
 import hashlib
 import html
-import importlib.metadata
 import json
 import lzma
-import mmap
 import os
 import platform
 import re
@@ -29,7 +25,6 @@ import tarfile
 import tempfile
 import time
 import zlib
-from functools import cache
 from pathlib import Path
 
 import annotated

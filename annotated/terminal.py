@@ -240,7 +240,7 @@ def _translated(saved, sentences, options, show_progress=False):
     fast.prepare(saved.model)
     wanted = [line for line in sentences if line.strip()]
     engine = engines.make_engine(options.engine, saved, options.precision, wanted)
-    return decoding.translate(saved.model, saved.tokenizer, sentences,
+    return decoding.translate(sentences, saved.model, saved.tokenizer,
                               saved.info["source_language"], beam=options.beam,
                               alpha=options.alpha, show_progress=show_progress, engine=engine)
 

@@ -175,10 +175,10 @@ def measure(model, tokenizer, corpus):
     sources, references = (list(side) for side in zip(*corpus.valid, strict=True))
     pairs = encode_pairs(corpus.valid, tokenizer, corpus.source_language, corpus.target_language)
     loss = validation_loss(model, pairs)
-    outputs = translate(model, tokenizer, sources, corpus.source_language, **DECODING)
+    outputs = translate(sources, model, tokenizer, corpus.source_language, **DECODING)
     metric = sacrebleu.BLEU(trg_lang=corpus.target_language)
     bleu = metric.corpus_score(outputs, [references]).score
-    novel = translate(model, tokenizer, [text for text, _ in corpus.novel],
+    novel = translate([text for text, _ in corpus.novel], model, tokenizer,
                       corpus.source_language, **DECODING)
     same = [ours == right for ours, (_, right) in zip(novel, corpus.novel, strict=True)]
     exact = {"exact": 100 * statistics.fmean(same)} if same else {}

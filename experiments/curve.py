@@ -25,7 +25,7 @@ def along(run, pairs, source, every):
     for folder in run_checkpoints(run, scheduled=True):
         if (step := int(folder.name[5:])) % every == 0:
             saved = load_checkpoint(folder)
-            written = translate(prepare(saved.model.eval()), saved.tokenizer, sentences, source)
+            written = translate(sentences, prepare(saved.model.eval()), saved.tokenizer, source)
             rows.append({"step": step, "bleu": metric.corpus_score(written, [references]).score})
             print(rows[-1], flush=True)
     if not rows:

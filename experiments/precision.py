@@ -36,7 +36,7 @@ def measure(saved, pairs, beams=(1, 4)):
         rows, plain = found.setdefault(f"beam {beam}", {}), None
         for way, engine in ways(saved):
             start = time.process_time()
-            outputs = translate(saved.model, saved.tokenizer, sources, beam=beam, max_tokens=1024, engine=engine)
+            outputs = translate(sources, saved.model, saved.tokenizer, beam=beam, max_tokens=1024, engine=engine)
             seconds, plain = time.process_time() - start, plain or outputs
             score = bleu_report(outputs, references, bootstrap=0).entries["multi30k"]
             rows[way] = {"bleu": round(score.score, 2), "as the plain model": sum(map(str.__eq__, outputs, plain)),

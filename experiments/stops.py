@@ -48,7 +48,7 @@ def mean_scores(folders, pairs, plain):
     saved = load_checkpoint(folders[-1])
     saved.model.load_state_dict(average_checkpoints(folders))
     model = prepare(saved.model.eval())
-    outputs = translate(model, saved.tokenizer, [source for source, _ in pairs], "en", beam=5, alpha=1.4)
+    outputs = translate([source for source, _ in pairs], model, saved.tokenizer, "en", beam=5, alpha=1.4)
     join = MosesDetokenizer(lang="de").detokenize
     report = bleu_report([join(line.split(" ")) for line in outputs], [target for _, target in plain], bootstrap=0)
     return report.entries["multi30k"]

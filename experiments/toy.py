@@ -41,7 +41,7 @@ def train_book_model(folder, show_progress=True):
 def scores(saved, pairs):
     """BLEU with its signature, and the share of sentences that are right word for word."""
     sources, references = zip(*pairs, strict=True)
-    outputs = translate(saved.model, saved.tokenizer, list(sources))
+    outputs = translate(list(sources), saved.model, saved.tokenizer)
     bleu = bleu_report(outputs, list(references))["sacrebleu"]
     right = sum(ours == theirs for ours, theirs in zip(outputs, references, strict=True))
     return {"sentences": len(pairs), "bleu": bleu.score, "low": bleu.low, "high": bleu.high, "signature": bleu.signature,

@@ -381,7 +381,7 @@ def test_bad_options_of_the_beam_are_refused(options, message):
         beam_search(tiny(), pad([[4, END]]), **options)
     if set(options) == {"beam"} or set(options) == {"alpha"}:
         with pytest.raises(ValueError, match=message):
-            translate(tiny(len(WORDS)), WORDS, ["a cat ."], **options)
+            translate(["a cat ."], tiny(len(WORDS)), WORDS, **options)
     if "extra" not in options:
         with pytest.raises(ValueError, match=message):
             check_beam(**options)
@@ -606,17 +606,17 @@ TEXTS = ["the dog sees a cat .", "", "a cat .", "the cat sleeps .", "   ", "a a 
 
 
 def test_translation_alone_is_translation_in_company(model):
-    alone = [translate(model, WORDS, [text])[0] for text in TEXTS]
+    alone = [translate([text], model, WORDS)[0] for text in TEXTS]
     assert len(set(alone)) > 3, "a test that could not notice a wrong order"
     for max_tokens in (1, 12, 4096):  # 1: every sentence by itself
-        assert translate(model, WORDS, TEXTS, max_tokens=max_tokens) == alone
-    assert translate(model, WORDS, TEXTS[::-1]) == alone[::-1]
-    assert translate(model, WORDS, (text for text in TEXTS)) == alone, "a generator can be read only once"
+        assert translate(TEXTS, model, WORDS, max_tokens=max_tokens) == alone
+    assert translate(TEXTS[::-1], model, WORDS) == alone[::-1]
+    assert translate((text for text in TEXTS), model, WORDS) == alone, "a generator can be read only once"
 
 
 def test_translation_is_greedy_decoding_between_the_tokenizers_ends(model):
     expected = WORDS.decode(naive(model, [*WORDS.encode(TEXTS[0], "en"), END], extra=50))
-    assert translate(model, WORDS, [TEXTS[0]]) == [expected]
+    assert translate([TEXTS[0]], model, WORDS) == [expected]
 
 
 def test_translation_with_a_beam_is_the_best_of_the_beam():
@@ -626,15 +626,15 @@ def test_translation_with_a_beam_is_the_best_of_the_beam():
         best = [plain_beam(model, [*WORDS.encode(text, "en"), END], beam, alpha)[0][0] for text in texts]
         expected = [WORDS.decode(ids) for ids in best]
         for max_tokens in (1, 40, 4096):
-            assert translate(model, WORDS, texts, beam=beam, alpha=alpha, max_tokens=max_tokens) == expected
+            assert translate(texts, model, WORDS, beam=beam, alpha=alpha, max_tokens=max_tokens) == expected
         seen.add(tuple(expected))
     assert len(seen) == 3, "neither beam nor alpha matters: a test that cannot fail"
 
 
 def test_blank_sentences_stay_blank_and_are_not_shown_to_the_model(model):
-    assert translate(model, WORDS, ["", " \t", "\u2028"]) == ["", "", ""]
-    assert translate(model, WORDS, []) == []
-    outputs = translate(model, WORDS, TEXTS)
+    assert translate(["", " \t", "\u2028"], model, WORDS) == ["", "", ""]
+    assert translate([], model, WORDS) == []
+    outputs = translate(TEXTS, model, WORDS)
     assert [bool(output) for output in outputs] == [bool(text.strip()) for text in TEXTS]
 
 
@@ -642,35 +642,36 @@ def test_words_never_seen_survive_as_unknown(model):
     assert WORDS.encode("zebra", "en") == [UNKNOWN]
     seen = []
     hook = model.encoder.register_forward_pre_hook(lambda *_: seen.append(1))
-    assert translate(model, WORDS, ["the zebra sleeps ."])[0]
+    assert translate(["the zebra sleeps ."], model, WORDS)[0]
     hook.remove()
     never_knows = always(tiny(len(WORDS)), UNKNOWN)
-    assert seen and translate(never_knows, WORDS, ["zebra"], max_tokens=9)[0].startswith("<unk> <unk>")
+    assert seen and translate(["zebra"], never_knows, WORDS, max_tokens=9)[0].startswith("<unk> <unk>")
 
 
 def test_line_breaks_in_a_translation_become_spaces():
     pieces = SubwordTokenizer.fit([("a b", "c d")] * 2, vocab_size=260)
     for character in "\n\r":
         newline = pieces.encode(f"x{character}")[-1]
-        assert set(translate(always(tiny(len(pieces)), newline), pieces, ["a"])[0]) == {" "}
+        assert set(translate(["a"], always(tiny(len(pieces)), newline), pieces)[0]) == {" "}
 
 
-def test_one_string_is_no_list(model):
-    with pytest.raises(TypeError, match=r"sentences is one string: give a list of them, such as \[sentence\]"):
-        translate(model, WORDS, "the cat sleeps .")
+def test_a_string_gives_a_string_and_a_model_needs_its_tokenizer(model):
+    assert translate("the cat sleeps .", model, WORDS) == translate(["the cat sleeps ."], model, WORDS)[0]
+    with pytest.raises(TypeError, match="needs the tokenizer that it was trained with"):
+        translate("the cat sleeps .", model)
     with pytest.raises(TypeError, match="a text is a int"):
-        translate(model, WORDS, ["the cat", 3])
+        translate(["the cat", 3], model, WORDS)
 
 
 def test_unknown_language_is_named(model):
     with pytest.raises(ValueError, match="language is 'fr', expected one of 'en', 'de'"):
-        translate(model, WORDS, ["le chat dort ."], language="fr")
+        translate(["le chat dort ."], model, WORDS, language="fr")
 
 
 def test_progress_is_shown_only_on_request(model, capsys):
-    translate(model, WORDS, TEXTS)
+    translate(TEXTS, model, WORDS)
     assert capsys.readouterr() == ("", "")
-    translate(model, WORDS, TEXTS, show_progress=True)
+    translate(TEXTS, model, WORDS, show_progress=True)
     assert "translating" in capsys.readouterr().err
 
 
@@ -687,7 +688,7 @@ def test_book_model_translates_the_test_set(book):
     scores = {}
     for split in ("test", "novel"):
         sources, references = zip(*getattr(corpus, split), strict=True)
-        scores[split] = sacrebleu.corpus_bleu(translate(book.model, book.tokenizer, sources), [references]).score
+        scores[split] = sacrebleu.corpus_bleu(translate(sources, book.model, book.tokenizer), [references]).score
     assert scores["test"] >= 95 and scores["novel"] >= 50, scores
 
 

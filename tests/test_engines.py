@@ -41,7 +41,7 @@ def test_an_engine_writes_and_scores_as_the_plain_model(saved, name, precision, 
         if name != "ctranslate2":  # its length penalty is another one
             assert engine(SOURCES, beam=3) == search(saved.model, SOURCES, beam=3)
     lines = [source for source, _ in PAIRS]
-    assert len(translate(saved.model, WORDS, lines, engine=engine)) == 2
+    assert len(translate(lines, saved.model, WORDS, engine=engine)) == 2
 
 
 @pytest.mark.parametrize("name", ["c", "ctranslate2"])

@@ -367,9 +367,9 @@ def test_only_parts_of_exactly_these_kinds_are_replaced():
 def test_the_book_s_model_translates_alike_when_prepared(dtype):
     saved = book_model()
     model, sentences = copy.deepcopy(saved.model).to(dtype), [source for source, _ in load_corpus("toy").test[:100]]
-    expected = [translate(model, saved.tokenizer, sentences, beam=beam) for beam in (1, 4)]
+    expected = [translate(sentences, model, saved.tokenizer, beam=beam) for beam in (1, 4)]
     prepare(model)
-    assert [translate(model, saved.tokenizer, sentences, beam=beam) for beam in (1, 4)] == expected
+    assert [translate(sentences, model, saved.tokenizer, beam=beam) for beam in (1, 4)] == expected
     assert len(set(expected[0])) > 90
 
 

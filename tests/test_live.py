@@ -140,7 +140,7 @@ def source_ids(book, sentence):
 
 def test_logits_and_every_attention_weight_are_the_library_s(folder, book, half, sentences):
     chosen = sentences[::15]
-    translations = translate(half, book.tokenizer, chosen)
+    translations = translate(chosen, half, book.tokenizer)
     given = [[source_ids(book, english)[0].tolist(), [*book.tokenizer.encode(german, "de"), END]]
              for english, german in zip(chosen, translations, strict=True)]
     script = """
@@ -184,7 +184,7 @@ def translated(folder, sentences):
 
 
 def test_three_hundred_greedy_translations_are_the_library_s(translated, book, half, sentences):
-    assert translated == translate(half, book.tokenizer, sentences)
+    assert translated == translate(sentences, half, book.tokenizer)
     assert len(translated) == 300 and len(set(translated)) > 290
 
 
@@ -197,7 +197,7 @@ def test_a_hundred_translations_with_a_beam_are_the_library_s(folder, book, half
     """
     chosen = sentences[::3]
     found = javascript(folder, script, chosen)
-    assert [text for text, _ in found] == translate(half, book.tokenizer, chosen, beam=4)
+    assert [text for text, _ in found] == translate(chosen, half, book.tokenizer, beam=4)
     for sentence, (_, score) in list(zip(chosen, found, strict=True))[::10]:
         assert abs(beam_search(half, source_ids(book, sentence))[0][0][1] - score) < 1e-4
 
@@ -397,7 +397,7 @@ def test_what_is_typed_is_translated_as_the_library_does(visit, book, half, sent
     page.check("input[value=beam]")
     for sentence in ["The boy puts on his jacket.", *sentences[150::50]]:
         enter(page, sentence)
-        assert page.inner_text("#live-translation") == translate(half, book.tokenizer, [sentence], beam=4)[0]
+        assert page.inner_text("#live-translation") == translate([sentence], half, book.tokenizer, beam=4)[0]
 
 
 def test_every_head_is_drawn_as_the_library_records_it(visit, book, half):

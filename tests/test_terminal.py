@@ -333,7 +333,7 @@ def test_translate_passes_beam_and_alpha_on(folder, model, monkeypatch, capsysbi
     for options in ([], ["--beam", "3"], ["--beam", "3", "--alpha", "2"]):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a cat .\n")))
         main(["translate", "--model", folder, *options])
-        expected = translate(model, WORDS, ["a cat ."], beam=3 if options else 1, alpha=2.0 if "2" in options else 0.6)
+        expected = translate(["a cat ."], model, WORDS, beam=3 if options else 1, alpha=2.0 if "2" in options else 0.6)
         assert capsysbinary.readouterr().out.decode() == f"{expected[0]}\n"
     assert seen == [(3, 0.6), (3, 0.6), (3, 2.0), (3, 2.0)], "twice each: by main and by this test; greedy needs none"
 
@@ -381,7 +381,7 @@ def test_the_command_line_translates_with_the_engine_that_is_named(folder, engin
     saved = load_checkpoint(folder)
     wanted = make_engine(engine or "torch", saved, precision or "fp32")
     assert wanted.name == (engine or "torch")
-    expected = translate(saved.model, WORDS, LINES, beam=beam, engine=wanted)
+    expected = translate(LINES, saved.model, WORDS, beam=beam, engine=wanted)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join(LINES).encode())))
     options = [word for name, value in (("--engine", engine), ("--precision", precision)) if value for word in (name, value)]
     main(["translate", "--model", folder, "--beam", str(beam), *options])
@@ -437,7 +437,7 @@ def test_score_measures_what_translate_writes_and_tells_auto_what_valid_says(tmp
     main(["train", str(own), "--out", str(tmp_path / "model"), *SMALL, "--steps", "150", "--warmup", "60"])
     main(["score", str(tmp_path / "model"), str(own), "test", str(results), "--beam", "2", "--alpha", "0.5"])
     saved, (sources, references) = load_checkpoint(tmp_path / "model"), (list(side) for side in zip(*TEXTS, strict=True))
-    outputs = translate(saved.model, saved.tokenizer, sources, "en", beam=2, alpha=0.5)
+    outputs = translate(sources, saved.model, saved.tokenizer, "en", beam=2, alpha=0.5)
     facts = read_json(results / "test.json")
     assert (results / "test.txt").read_text(encoding="utf-8").splitlines() == outputs
     score = facts["entries"]["sacrebleu"]["score"]
@@ -461,7 +461,7 @@ def test_score_joins_moses_tokens_and_compares_with_the_plain_references(tmp_pat
     main(["train", str(tokens), "--out", str(tmp_path / "model"), *SMALL, "--steps", "150", "--warmup", "60"])
     main(["score", str(tmp_path / "model"), str(tokens), "test", str(results), "--moses", "--references", str(plain)])
     saved = load_checkpoint(tmp_path / "model")
-    outputs = [line.replace(" .", ".") for line in translate(saved.model, saved.tokenizer, [text for text, _ in TEXTS], "en")]
+    outputs = [line.replace(" .", ".") for line in translate([text for text, _ in TEXTS], saved.model, saved.tokenizer, "en")]
     written = (results / "test.txt").read_text(encoding="utf-8").splitlines()
     assert written == outputs and any(line.endswith("Hund.") or line.endswith("schläft.") for line in written)
     score = json.loads((results / "test.json").read_text(encoding="utf-8"))["entries"]["sacrebleu"]["score"]

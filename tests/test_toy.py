@@ -73,6 +73,6 @@ def test_the_books_model_trained_anew_translates_as_well(tmp_path):
     anew.model.float()
     sources, references = zip(*load_corpus("toy").test, strict=True)
     for saved in (book_model(), anew):
-        outputs = translate(saved.model, saved.tokenizer, sources)
+        outputs = translate(sources, saved.model, saved.tokenizer)
         scores.append(sum(ours == theirs for ours, theirs in zip(outputs, references, strict=True)) / len(references))
     assert abs(scores[0] - scores[1]) <= 0.05 and min(scores) >= 0.9, scores

@@ -69,7 +69,7 @@ def main():
         ledger.read(pages())  # a claim that nothing checks is better found now than at the end
         print("[book 1/3] the book's model translates three sentences that it never saw:", flush=True)
         sentences, saved = [source for source, _ in load_corpus("toy").test[:3]], book_model()
-        for source, output in zip(sentences, translate(saved.model, saved.tokenizer, sentences), strict=True):
+        for source, output in zip(sentences, translate(sentences, saved.model, saved.tokenizer), strict=True):
             print(f"  {source}\n    -> {output}")
         print(f"[book 2/3] the pages as they are stored: {site_build.build()}", flush=True)
     print(f"[book 3/3] executing {len(chosen)} pages: does each give what it shows?", flush=True)

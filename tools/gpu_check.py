@@ -169,7 +169,7 @@ def decode(device, folder):
     for beam in (1, 4):
         for place, model in (("here", saved.model), ("there", there)):
             begin = time.perf_counter()
-            outputs[place] = translate(model, saved.tokenizer, sentences, beam=beam)
+            outputs[place] = translate(sentences, model, saved.tokenizer, beam=beam)
             seconds = time.perf_counter() - begin
         same, good = (sum(a == b for a, b in zip(outputs["there"], others, strict=True)) for others in (outputs["here"], right))
         words = sum(len(line.split()) for line in outputs["there"])
