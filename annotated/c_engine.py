@@ -7,13 +7,11 @@ __all__ = ['CSteps', 'c_steps']
 
 # %% ../notebooks/85_c_engine.ipynb #fce96ad3
 import ctypes
-import importlib.metadata
 import importlib.resources
 import os
 import platform
 import shutil
 import subprocess
-import sys
 import tempfile
 from functools import cache, partial
 from hashlib import sha256
@@ -31,10 +29,10 @@ from .stacks import Decoder
 from .transformer import Transformer
 
 # %% ../notebooks/85_c_engine.ipynb #2539111d
-_OPTIONS = ("-O3 -march=native -fno-math-errno -fno-trapping-math -shared -fPIC "
-            "-Wall -Wextra -Werror").split()
 # the compiler of a Mac brings no OpenMP: there one thread computes
-_THREADS = "-fopenmp-simd" if sys.platform == "darwin" else "-fopenmp"
+_THREADS = "-fopenmp-simd" if platform.system() == "Darwin" else "-fopenmp"
+_OPTIONS = ["-O3", "-march=native", _THREADS, "-fno-math-errno", "-fno-trapping-math", "-shared",
+            "-fPIC", "-Wall", "-Wextra", "-Werror"]
 
 
 def c_source():
@@ -50,7 +48,7 @@ def compile_c(source, *options):
                       "one), or use engine 'torch'")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "step.so")
-        command = [compiler, *_OPTIONS, _THREADS, *options, "-x", "c", "-", "-o", path, "-lm"]
+        command = [compiler, *_OPTIONS, *options, "-x", "c", "-", "-o", path, "-lm"]
         done = subprocess.run(command, input=source, capture_output=True, text=True)
         if done.returncode:
             raise OSError(f"{compiler} does not compile the step in C: use another compiler (the "
@@ -66,8 +64,8 @@ def _library_path(precision):
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.is_file() else []
     flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    facts = [c_source(), *_OPTIONS, _THREADS, shutil.which(os.environ.get("CC", "cc")),
-             *platform.uname(), flags, importlib.metadata.version("torch")]
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    facts = [c_source(), *_OPTIONS, compiler, platform.system(), platform.machine(), flags]
     name = f"step-{precision}-{sha256(repr(facts).encode()).hexdigest()[:16]}.so"
     if checkout_data() is not None:
         return CHECKOUT / "_build" / "machine" / name
@@ -78,17 +76,6 @@ def _library_path(precision):
     return folder / "annotated" / "machine" / name
 
 
-def _load(path):
-    """A library of this process; OSError, naming the file, where it cannot be loaded."""
-    try:
-        loaded = ctypes.CDLL(str(path))
-    except OSError as error:
-        raise OSError(f"{path} cannot be loaded ({error}): delete it, let programs run from its "
-                      "folder, or use engine 'torch'") from None
-    loaded.decoder_step.restype = ctypes.c_int64
-    return loaded
-
-
 @cache
 def library(precision):
     """`step.c` in "fp32", "bf16" or "int8", compiled at the first call and kept.
@@ -96,21 +83,23 @@ def library(precision):
     OSError: there is no compiler, it fails, or the library cannot be loaded.
     """
     path = _library_path(precision)
-    if not os.path.isfile(path):  # False, not an error, where one may not look
-        compiled = compile_c(c_source(), f"-DBITS={_BITS[precision]}")
-        try:
-            with whole_file(path) as file:
-                file.write(compiled)
-        except OSError:  # nothing can be kept: for this process alone
-            with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder:
+        if not os.path.isfile(path):  # False, not an error, where one may not look
+            compiled = compile_c(c_source(), f"-DBITS={_BITS[precision]}")
+            try:
+                with whole_file(path) as file:
+                    file.write(compiled)
+            except OSError:  # nothing can be kept: for this process alone
                 path = Path(folder, path.name)
                 path.write_bytes(compiled)
-                return _load(path)
-    return _load(path)
+        try:
+            return ctypes.CDLL(str(path))
+        except OSError as error:
+            raise OSError(f"{path} cannot be loaded ({error}): delete it, let programs run from "
+                          "its folder, or use engine 'torch'") from None
 
 # %% ../notebooks/85_c_engine.ipynb #e0f25713
-_GROUP = {"fp32": 1, "bf16": 2, "int8": 4}
-BLOCK = 32  # as in step.c
+BLOCK = 32  # outputs, as in step.c
 
 
 def in_blocks(weight: Shaped[Tensor, "out in"], group) -> Shaped[Tensor, "blocks groups 32 group"]:
@@ -120,8 +109,7 @@ def in_blocks(weight: Shaped[Tensor, "out in"], group) -> Shaped[Tensor, "blocks
     return padded.view(-1, BLOCK, padded.size(1) // group, group).transpose(1, 2).contiguous()
 
 
-def quantize_weight(weight: Float[Tensor, "out in"]
-                    ) -> tuple[Int[Tensor, "out in"], Float[Tensor, " out"]]:
+def quantize_weight(weight: Float[Tensor, "out in"]) -> tuple[Int[Tensor, "out in"], Tensor]:
     """(q, scale) with weight = scale q to half a step; q from -127 to 127, a scale an output."""
     scale = (weight.abs().amax(dim=1) / 127).clamp(min=1e-30)
     return (weight / scale.unsqueeze(1)).round().nan_to_num(0).to(torch.int8), scale
@@ -148,8 +136,11 @@ class _Layer(ctypes.Structure):
 
 class _Decoder(ctypes.Structure):
     _fields_ = _fields("layers final_norm embedding positions source_mask sentence cache_row x "
-                       "input output scores quantized scale zero_point", "N d_model h d_k d_v "
-                       "vocab_size norm_first capacity source_length threads")
+                       "input output scores quantized scale zero_point", "N d_model h vocab_size "
+                       "norm_first d_k d_v capacity source_length threads")
+
+
+_SIZES = "N", "d_model", "h", "vocab_size", "norm_first"  # as configured
 
 # %% ../notebooks/85_c_engine.ipynb #173e0de7
 def _parts(model):
@@ -174,11 +165,10 @@ def _expected(config):
     found = {f"decoder.{path}".rstrip("."): _signature(part)
              for path, part in decoder.named_modules()}
     found["embedding"] = TokenEmbedding, {"weight": (config.vocab_size, config.d_model)}, {}
-    found["target_positions"] = PositionalEncoding, {}, {}
-    if config.positions == "learned":
-        shapes = {"table": (config.max_length, config.d_model)}
-        found["target_positions"] = LearnedPositionalEmbedding, shapes, {}
-    return found | {"target_positions.dropout": (nn.Dropout, {}, {})}
+    found["target_positions.dropout"] = nn.Dropout, {}, {}
+    table = {"table": (config.max_length, config.d_model)}
+    learned, sinusoids = (LearnedPositionalEmbedding, table, {}), (PositionalEncoding, {}, {})
+    return found | {"target_positions": learned if config.positions == "learned" else sinusoids}
 
 
 def _difference(part, expected):
@@ -190,14 +180,12 @@ def _difference(part, expected):
         return f"is a {kind.__name__}, not a {expected[0].__name__}"
     if details != list(expected[1:]):
         return f"has {details}, not {list(expected[1:])}"
-    if part._forward_hooks or part._forward_pre_hooks:
-        return "has a hook"
     replaced = [name for name in vars(part) if callable(getattr(type(part), name, None))]
-    if replaced:
-        return f"has a {replaced[0]} of its own"
-    others = [f"is in {x.dtype} on {x.device}" for x in part.parameters(recurse=False)
-              if x.dtype != torch.float32 or x.device.type != "cpu"]
-    return others[0] if others else None
+    if replaced or part._forward_hooks or part._forward_pre_hooks:
+        return f"has a {replaced[0]} of its own" if replaced else "has a hook"
+    types = {(x.dtype, x.device) for x in part.parameters(recurse=False)}
+    other = next(iter(types - {(torch.float32, torch.device("cpu"))}), None)
+    return other and f"is in {other[0]} on {other[1]}"
 
 
 def check_supported(model):
@@ -206,9 +194,8 @@ def check_supported(model):
         raise ValueError(f"engine 'c' computes a Transformer, not a {type(model).__name__}: use "
                          "engine 'torch'")
     expected, parts = _expected(model.config), _parts(model)
-    for path in dict.fromkeys([*parts, *expected]):
-        difference = _difference(parts.get(path), expected.get(path))
-        if difference:
+    for path in parts | expected:
+        if difference := _difference(parts.get(path), expected.get(path)):
             raise ValueError(f"engine 'c' cannot compute {path}, which {difference}: use engine "
                              "'torch'")
 
@@ -216,6 +203,10 @@ def check_supported(model):
 def _versions(decoder):
     """Where the weights of a decoder lie, and how often each was changed in place."""
     return [(x.data_ptr(), 0 if x.is_inference() else x._version) for x in decoder.parameters()]
+
+
+def _refuse_pickle(self):
+    raise TypeError("addresses in memory cannot be copied or pickled: call c_steps again")
 
 
 class CWeights:
@@ -231,8 +222,7 @@ class CWeights:
     def __deepcopy__(self, memo):
         return self
 
-    def __reduce__(self):
-        raise TypeError("addresses in memory cannot be pickled: call c_steps where they are needed")
+    __reduce__ = _refuse_pickle
 
     def check(self, model):
         """ValueError unless a step of this model can use these weights as they are."""
@@ -250,7 +240,7 @@ class CWeights:
     def matrix(self, weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"] | None = None):
         """x W^T + b."""
         out, width = weight.shape
-        scale, sums, group = torch.ones(out), torch.zeros(out).int(), _GROUP[self.precision]
+        scale, sums, group = torch.ones(out), torch.zeros(out).int(), 32 // _BITS[self.precision]
         if self.precision == "int8":
             weight, scale = quantize_weight(weight.detach())
             sums = weight.sum(dim=1, dtype=torch.int32)
@@ -266,9 +256,9 @@ class CWeights:
 
     def layer(self, layer):
         """A decoder layer, its caches left open."""
-        own, cross, wide = layer.self_attention, layer.cross_attention, layer.feed_forward
+        own, cross, network = layer.self_attention, layer.cross_attention, layer.feed_forward
         joined = torch.cat([own.W_Q.weight, own.W_K.weight, own.W_V.weight])
-        others = own.W_O, cross.W_Q, cross.W_O, wide.W_1, wide.W_2
+        others = own.W_O, cross.W_Q, cross.W_O, network.W_1, network.W_2
         matrices = (self.matrix(part.weight, part.bias) for part in others)
         norms = (_LayerNorm * 3)(*(self.norm(residual.norm) for residual in layer.residual))
         return _Layer(self.matrix(joined), *matrices, norms)
@@ -290,8 +280,7 @@ class CSteps:
         with torch.no_grad():
             memory, mask = model.encode(source)
             pairs = [part.keys_and_values(memory, memory) for part in cross]
-            zeros = torch.zeros(1, capacity, config.d_model)
-            positions = model.target_positions(zeros).float().contiguous()
+            positions = model.target_positions(torch.zeros(1, capacity, config.d_model)).float()
         cross_caches = [torch.cat(pair, dim=-1).float().contiguous() for pair in pairs]
         mask, embedding = mask.reshape(mask.shape[0], -1).contiguous(), model.embedding.weight
         self.read = [positions, mask, embedding.detach().contiguous(), *cross_caches]
@@ -303,17 +292,15 @@ class CSteps:
         self.state = _Decoder(
             layers=ctypes.addressof(self.layers), positions=positions.data_ptr(),
             final_norm=ctypes.addressof(weights.final_norm), embedding=self.read[2].data_ptr(),
-            source_mask=mask.data_ptr(), N=config.N, d_model=config.d_model, h=config.h, d_k=d_k,
-            d_v=d_v, vocab_size=config.vocab_size, norm_first=config.norm_first,
-            capacity=capacity, source_length=source.size(1),
-            threads=weights.threads or torch.get_num_threads())
+            source_mask=mask.data_ptr(), d_k=d_k, d_v=d_v, capacity=capacity,
+            source_length=source.size(1), threads=weights.threads or torch.get_num_threads(),
+            **{name: getattr(config, name) for name in _SIZES})
         self.self_caches = [torch.empty(0, config.h, capacity, d_k + d_v) for _ in cross]
         self.cache_row = torch.zeros(len(source), capacity, dtype=torch.int32)
         self.sentence = torch.arange(len(source), dtype=torch.int32)
         self._make_room()
 
-    def __reduce__(self):
-        raise TypeError("addresses in memory cannot be copied or pickled: make new steps")
+    __reduce__ = _refuse_pickle
 
     def _make_room(self):
         """Caches and scratch space for the rows of now; what was cached is copied."""
@@ -325,9 +312,9 @@ class CSteps:
                 self.layers[i].self_cache = new.data_ptr()
             layer = self.layers[0]
             widest = max(layer.W_QKV.out, layer.W_O.in_, layer.W_1.out, state.d_model)
-            scores = state.h * max(state.capacity, state.source_length)
-            sizes = {"x": state.d_model, "input": widest, "output": widest, "scores": scores,
-                     "quantized": widest + 4, "scale": 1, "zero_point": 1}
+            sizes = {"x": state.d_model, "input": widest, "output": widest, "scale": 1,
+                     "zero_point": 1, "quantized": widest + 4,
+                     "scores": state.h * max(state.capacity, state.source_length)}
             self.scratch = {name: torch.empty(rows, size) for name, size in sizes.items()}
             for name, scratch in self.scratch.items():
                 setattr(state, name, scratch.data_ptr())

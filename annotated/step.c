@@ -65,7 +65,7 @@ typedef struct {
   activation *quantized;           // its input in this precision
   float *scale;
   int32_t *zero_point;
-  int64_t N, d_model, h, d_k, d_v, vocab_size, norm_first, capacity, source_length, threads;
+  int64_t N, d_model, h, vocab_size, norm_first, d_k, d_v, capacity, source_length, threads;
 } Decoder;
 
 // --- quantize: inputs of a product in its precision
@@ -289,10 +289,10 @@ void embed(const Decoder *d, int64_t rows, int64_t position, const int64_t *toke
   }
 }
 
-int64_t decoder_step(const Decoder *d, int64_t rows, int64_t position, const int64_t *tokens,
-                     float *hidden) {
+int decoder_step(const Decoder *d, int64_t rows, int64_t position, const int64_t *tokens,
+                 float *hidden) {
   for (int64_t r = 0; r < rows; r++)
-    if (tokens[r] < 0 || tokens[r] >= d->vocab_size) return r;
+    if (tokens[r] < 0 || tokens[r] >= d->vocab_size) return (int)r;
   int pre = d->norm_first != 0;
   int64_t heads = d->h * d->d_v;
 #pragma omp parallel num_threads((int)d->threads)
