@@ -2,36 +2,28 @@
 
 import json
 import os
-import random
 import re
 import shlex
 import shutil
 import subprocess
 import sys
 import sysconfig
-from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import sacrebleu
 import torch
 from helpers import ROOT, random_model
 from torch.nn import functional as F
 
-from annotated import terminal
-from annotated.checkpoints import average_checkpoints, load_checkpoint, save_checkpoint
+from annotated.checkpoints import save_checkpoint
 from annotated.corpora import Corpus
 from annotated.fast import prepare
-from annotated.files import read_json, write_json_lines
 from annotated.regularization import LabelSmoothingLoss
 from annotated.terminal import train_options
 from annotated.tokens import SubwordTokenizer
-from annotated.training import TrainingConfig, encode_pairs, is_over
-from annotated.transformer import Transformer
+from annotated.training import encode_pairs
 
 sys.path.insert(0, str(ROOT / "experiments"))
-import intervals  # noqa: E402
 import long_inputs  # noqa: E402
 import padding  # noqa: E402
 import r_drop  # noqa: E402
@@ -131,81 +123,6 @@ def test_the_recipe_for_multi30k_is_the_published_one(tmp_path):
         assert training.factor * 128**-0.5 * training.warmup**-0.5 == pytest.approx(0.005, rel=1e-3)
     assert all(words[words.index("--beam") + 1] == "5" and words[3] == "test" for words in made[1::2])
     assert calls_of(tmp_path, "multi30k_record.sh") == ([], said), "what is there is neither trained nor scored again"
-    own, _ = calls_of(tmp_path, "multi30k_record.sh", "own", "--attention-dropout", "0.1", split="valid")
-    assert train_options(own[0][1:]).sizes.attention_dropout == 0.1 and own[1][3] == "valid"
-    assert train_options(own[0][1:]).training == trained[0].training
-    said = [words[words.index("--command") + 1] for words in (made[1], own[1])]
-    assert said == ["experiments/multi30k_record.sh", "split=valid experiments/multi30k_record.sh own --attention-dropout 0.1"]
-    anew, told = calls_of(tmp_path, "multi30k_record.sh", "anew", copies="10", seeds="0")
-    assert told.splitlines()[-1] == "BLEU 40.50: mean 40.50", "one seed has no deviation"
-    prepared = terminal._read(terminal.Prepare, "prepare", anew[0][1:])
-    assert anew[0][0] == "prepare" and (prepared.copies, prepared.vocab_size, prepared.model) == (10, 10_000, "bpe")
-    assert train_options(anew[1][1:]).corpus == str(prepared.folder) and train_options(anew[1][1:]).training == trained[0].training
-    assert anew[2][anew[2].index("--command") + 1] == "copies=10 experiments/multi30k_record.sh anew"
-    (tmp_path / "experiments/r_drop.py").write_text("import shlex, sys; open('calls', 'a').write(shlex.join(sys.argv) + '\\n')")
-    (own, scored), _ = calls_of(tmp_path, "multi30k_record.sh", "apart", "--attention-gain", "0.7", seeds="2", r_drop="5")
-    assert own[:2] == ["experiments/r_drop.py", "5"] and train_options(own[2:]).attention_gain == 0.7
-    assert train_options(own[2:]).training == trained[2].training and str(train_options(own[2:]).out) == scored[1]
-    assert scored[scored.index("--command") + 1] == "r_drop=5 experiments/multi30k_record.sh apart --attention-gain 0.7"
-    stub = (tmp_path / "experiments/r_drop.py").read_text()
-    (tmp_path / "experiments/smoothed_stop.py").write_text(stub)
-    (own, scored), _ = calls_of(tmp_path, "multi30k_record.sh", "plain", "--precision", "fp32", seeds="2", smoothed_stop="1")
-    assert own[0] == "experiments/smoothed_stop.py" and train_options(own[1:]).training == replace(trained[2].training, precision="fp32")
-    assert scored[scored.index("--command") + 1] == "smoothed_stop=1 experiments/multi30k_record.sh plain --precision fp32"
-    assert anew[2][:3] == ["score", str(train_options(anew[1][1:]).out), prepared.name], "scored as text, cut with all merges"
-    assert set((tmp_path / "processes").read_text().split()) == {"1"}
-    (tmp_path / "processes").unlink()
-    (_, scored), _ = calls_of(tmp_path, "multi30k_record.sh", "both", "--accumulate", "1", seeds="2", r_drop="5", processes="2")
-    assert (tmp_path / "processes").read_text().split() == ["2", "1", "1"], "both train, one scores and collects"
-    assert scored[scored.index("--command") + 1] == "r_drop=5 processes=2 experiments/multi30k_record.sh both --accumulate 1"
-
-
-def test_a_run_would_have_stopped_where_training_stops():
-    draw, ended = np.random.default_rng(0), 0
-    for _ in range(50):
-        values = (np.exp(-np.arange(12) / 4) + draw.normal(0, 0.1, 12)).tolist()
-        runs = (SimpleNamespace(config=TrainingConfig(patience=3), progress={"step": 1, "log": [{"valid_loss": v} for v in values[:end]]})
-                for end in range(1, 13))
-        expected = next((end for end, run in enumerate(runs, 1) if is_over(run)), 12)
-        assert stops.stop(values, 3) == expected
-        ended += expected < 12
-    assert 10 < ended < 50, "some end sooner, some at the end"
-    assert stops.stop([3.0, 2.0, 1.0], 2) == 3
-
-
-def test_sentences_drawn_anew_are_scored_as_sacrebleu_scores_them(tmp_path, monkeypatch):
-    """Interval, mean and difference of two small rows: each draw written out as texts, and scored by sacreBLEU."""
-    draw, words = random.Random(0), "a red dog reads the old book in a green park".split()
-    references = [" ".join(draw.choices(words, k=draw.randrange(6, 14))) for _ in range(12)]
-    texts, runs = {}, []
-    for row, seed, rate in (("taught", 0, 0.1), ("taught", 1, 0.1), ("to-the-end", 0, 0.2), ("to-the-end", 1, 0.3), ("alone", 0, 0.2)):
-        lines = [" ".join(w if draw.random() > rate else draw.choice(words) for w in line.split()) for line in references]
-        texts.setdefault(row, []).append(lines)
-        score = sacrebleu.corpus_bleu(lines, [references], tokenize="none", smooth_method="none", force=True).score
-        runs.append({"row": row, "training_seed": seed, "split": "test", "outputs": lines, "entries": {"multi30k": {"score": score}}})
-    write_json_lines(tmp_path / "multi30k_record.jsonl", runs)
-    monkeypatch.setattr(intervals, "RESULTS", tmp_path)
-    monkeypatch.setattr(intervals, "DRAWS", 200)
-    monkeypatch.setattr(intervals, "load_corpus", lambda name: SimpleNamespace(test=[("", line) for line in references]))
-    intervals.main()
-    found = read_json(tmp_path / "multi30k_intervals.json")
-    times = np.random.default_rng(intervals.SEED).multinomial(12, np.full(12, 1 / 12), size=200)
-    assert len({tuple(row) for row in times.tolist()}) > 150 and (times.sum(axis=1) == 12).all()
-
-    def mean(row, places):
-        picked = [references[i] for i in places]
-        return np.mean([sacrebleu.corpus_bleu([lines[i] for i in places], [picked], tokenize="none", smooth_method="none", force=True).score
-                        for lines in texts[row]])
-
-    drawn = {row: [mean(row, np.repeat(np.arange(12), counts)) for counts in times] for row in texts}
-    for row in texts:
-        expected = [mean(row, range(12)), *np.quantile(drawn[row], (0.025, 0.975))]
-        assert [found["rows"][row][key] for key in ("mean", "low", "high")] == pytest.approx(expected)
-    assert list(found["differences"]) == ["taught minus to-the-end"]
-    by = found["differences"]["taught minus to-the-end"]
-    apart = np.subtract(drawn["taught"], drawn["to-the-end"])
-    assert [by["low"], by["high"]] == pytest.approx(np.quantile(apart, (0.025, 0.975)))
-    assert by["mean"] == pytest.approx(mean("taught", range(12)) - mean("to-the-end", range(12)))
 
 
 def test_both_losses_of_a_checkpoint_are_those_of_pytorch(tmp_path):
@@ -238,31 +155,6 @@ def test_r_drop_is_half_of_the_published_loss_of_both_readings():
     twice = loss.of_hidden(torch.cat([once, once], dim=-1), weight, target)  # no dropout, no distance
     assert torch.allclose(twice, LabelSmoothingLoss(0.1, reduction="sum").of_hidden(once, weight, target))
     assert torch.equal(loss.of_hidden(once, weight, target), LabelSmoothingLoss(0.1, reduction="sum").of_hidden(once, weight, target))
-
-
-def test_r_drop_reads_twice_in_training_only_and_what_it_saves_translates(tmp_path, monkeypatch):
-    for split in ("train", "valid", "test"):
-        for language, text in (("en", "The dog sleeps .\nThe bear reads .\n"), ("de", "Der Hund schläft .\nDer Bär liest .\n")):
-            (tmp_path / f"{split}.{language}").write_text(20 * text)
-    arguments = shlex.split(f"{tmp_path} --source en --target de --out {tmp_path / 'model'} --checkpoints {tmp_path / 'run'} --resume "
-                            "--N 1 --d-model 16 --d-ff 32 --h 2 --dropout 0.3 --vocab-size 290 --steps 6 --max-tokens 64 --accumulate 2 "
-                            "--validate-every 3 --save-every 3 --average 2 --attention-gain 0.5")
-    r_drop.main(5.0, arguments)
-    saved = load_checkpoint(tmp_path / "model")
-    mean = average_checkpoints([tmp_path / "run" / f"step-0000000{step}" for step in (3, 6)])
-    assert all(torch.equal(weight, mean[name]) for name, weight in saved.model.state_dict().items())
-    assert type(saved.model) is Transformer and saved.info["attention_gain"] == 0.5 and len(saved.info["log"]) == 2
-    monkeypatch.setenv("COLUMNS", "80")
-    terminal.main(["score", str(tmp_path / "model"), str(tmp_path), "test", str(tmp_path / "scores")])
-    assert read_json(tmp_path / "scores/test.json")["log"] == saved.info["log"]
-    model = r_drop.build(saved.model.config)
-    source, target = torch.tensor([[5, 6, 7]]), torch.tensor([[1, 8]])
-    first, second = model.train().hidden(source, target).chunk(2, dim=-1)
-    assert model.eval().hidden(source, target).shape == (1, 2, 16) and not torch.allclose(first, second), "other dropout"
-    pairs = torch.tensor([[5, 6, 7], [8, 9, 3]]), torch.tensor([[1, 8], [1, 4]])
-    sure = r_drop.build(replace(saved.model.config, dropout=0.0))
-    each = sure.eval().hidden(*pairs).repeat(1, 1, 2)
-    assert torch.allclose(sure.train().hidden(*pairs), each, atol=1e-5), "each beside itself, but for roundings"
 
 
 # Long inputs: layers that are computed again

@@ -159,23 +159,6 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path):
     assert left_over(tmp_path) == [] and os.listdir(tmp_path / "late") == ["theirs"]
 
 
-def test_a_folder_gets_its_name_when_all_is_on_the_disk(tmp_path, monkeypatch):
-    synced, rename = [], files.Path.rename
-    monkeypatch.setattr(files, "_sync", lambda path: synced.append(path.name))
-
-    def watched(part, target):
-        assert not target.exists() and sorted(synced[:-1]) == ["a", "b", "deep"] and synced[-1] == part.name
-        return rename(part, target)
-
-    monkeypatch.setattr(files.Path, "rename", watched)
-    with whole_folder(tmp_path / "new") as part:
-        (part / "deep").mkdir()
-        for name in ("a", "deep/b"):
-            (part / name).write_bytes(b"text")
-        assert part.name.startswith(".new.part-") and part.parent == tmp_path
-    assert synced[-1] == tmp_path.name  # the folder that holds the new name
-
-
 def test_json_is_readable_and_whole(tmp_path):
     write_json(tmp_path / "new" / "a.json", {"ü": [1, None]})
     assert (tmp_path / "new" / "a.json").read_bytes() == '{\n "ü": [\n  1,\n  null\n ]\n}\n'.encode()

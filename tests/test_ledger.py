@@ -1,16 +1,13 @@
 """The ledger of claims is whole, says what the pages and tests say, and notices every gap."""
 
-import json
 import re
 import sys
-from collections import defaultdict
 
 import nbformat
 import pytest
 from helpers import cells
 
 sys.path.insert(0, "tools")
-import ledger  # noqa: E402
 from ledger import Incomplete, Part, markdown, read, summary  # noqa: E402
 from site_pages import relink  # noqa: E402
 
@@ -134,34 +131,6 @@ def test_the_ledger_of_the_book_lists_31_of_31(rows):
 def test_no_claim_about_what_training_or_time_brings_is_wholly_asserted(rows, claim):
     """These the paper found by running something: an assertion could only repeat what one run showed."""
     assert next(row.kind for row in rows if row.claim == claim) in ("measured", "both")
-
-
-def lines_of(claim, page):
-    return "\n".join(line for cell in ledger.shown(pages([page]))[claim] for line in cell.lines)
-
-
-def test_verdicts_on_translations_beyond_the_lengths_trained_on_follow_from_the_stored_run():
-    run = json.loads((ROOT / "results" / "lengths.json").read_text())
-    bleu = defaultdict(list)
-    for one in run["runs"]:
-        for line in one["lengths"]:
-            bleu[one["positions"], line["length"]].append(line["bleu"])
-    longer = [length for kind, length in bleu if kind == "learned" and length > run["longest"]]
-    stays = [max(bleu["sinusoidal", length]) >= min(bleu["sinusoidal", run["longest"]]) for length in longer]
-    better = sum(min(bleu["sinusoidal", length]) > max(bleu["learned", length]) for length in longer)
-    worse = sum(max(bleu["sinusoidal", length]) < min(bleu["learned", length]) for length in longer)
-    printed = lines_of("C17", "05")
-    assert f"stay as good with sinusoids: {'holds' if all(stays) else 'partly' if any(stays) else 'does not'}" in printed
-    counts = dict(re.findall(r"'([a-z ]+)': (\d+)", re.search("better than a learned table.*", printed)[0]))
-    found = {"holds": better, "does not": worse, "within noise": len(longer) - better - worse}
-    assert {word: int(count) for word, count in counts.items()} == {word: count for word, count in found.items() if count}
-
-
-def test_verdicts_on_padding_follow_from_the_stored_run():
-    shares, printed = json.loads((ROOT / "results" / "padding.json").read_text())["shares"], lines_of("C22", "13")
-    for budget, share in shares.items():
-        line = re.search(rf"max_tokens {int(budget):,}: .*", printed)[0]
-        assert line.endswith("holds" if share["bucketed"] < 0.05 else "does not")
 
 
 def test_the_introduction_shows_the_ledger_of_the_pages_as_they_are_stored(rows):

@@ -441,10 +441,11 @@ def test_bad_sentences(untrained, sentences, error, message):
         parse_sentences(*untrained, sentences)
 
 
-def test_trees_too_long_for_a_batch_are_left_out():
-    long = Tree("S", tuple(Tree("NN", ("w",)) for _ in range(60)))
+@pytest.mark.parametrize("leaves, length", [("words", 60), ("numbers", 30)])  # a numbered word is two symbols
+def test_trees_too_long_for_a_batch_are_left_out(leaves, length):
+    long = Tree("S", tuple(Tree("NN", ("w",)) for _ in range(length)))
     treebank = Treebank("x", [*TOY[:4], long], [TOY[4], long], TOY[:1])
-    vocabulary = ParsingVocabulary.fit(treebank.train)
+    vocabulary = ParsingVocabulary.fit(treebank.train, leaves=leaves)
     config = TransformerConfig(len(vocabulary), N=1, d_model=8, d_ff=8, h=1)
     training = TrainingConfig(steps=1, max_tokens=60, validate_every=1)
     _, _, left_out = train_parser(treebank, vocabulary, config, training, show_progress=False)
@@ -553,7 +554,7 @@ def test_an_untrained_model_writes_trees_under_the_grammar_with_every_kind_of_le
     vocabulary = ParsingVocabulary.fit(trees, leaves=leaves)
     torch.manual_seed(0)
     model = Transformer(TransformerConfig.tiny(len(vocabulary))).eval()
-    sentences = [["a", "b", "c"], ["d"], ["a", "new", "word", "and", "b"]]
+    sentences = [["a", "b", "c"], ["d"], ["a", "new", "42%", "and", "b"]]
     for beam in (1, 3):
         found = parse_sentences(model, vocabulary, sentences, beam, extra=20, constrained=True)
         assert [tree.words for tree in found] == sentences

@@ -14,7 +14,6 @@ from annotated.files import made_at, provenance, read_json, read_json_lines
 
 sys.path[:0] = ["experiments", "tools"]
 import keep  # noqa: E402
-import kill_loop  # noqa: E402
 
 import results  # noqa: E402
 
@@ -72,24 +71,3 @@ def test_every_row_of_the_record_was_scored_as_was_chosen_on_val():
     for facts in scored:
         assert facts["decoding"] == f"beam {best['beam']}, alpha {best['alpha']}"
         assert len(facts["averaged_checkpoints"]) == best["checkpoints"] and facts["sentences"] == 1000
-
-
-def row_of(readme, words):
-    """The row of a table in README.md or results/README.md that begins with these words."""
-    return next(line for line in (ROOT / readme).read_text(encoding="utf-8").splitlines() if line.startswith(f"| {words}"))
-
-
-@pytest.mark.parametrize("processes", [1, 2])
-def test_kills_were_aimed_and_the_table_tells_where_they_came(processes):
-    facts = json.loads((ROOT / f"results/kill_loop_{processes}.json").read_text(encoding="utf-8"))
-    assert facts["kills"] == len(facts["each"]) == 20 and facts["equal to the last bit"] and facts["processes"] == processes
-    for place in kill_loop.PLACES:
-        assert facts[f"of them {place}"] == sum(kill["place"] == place for kill in facts["each"]) == 5
-    planned = kill_loop.plan(20, processes, facts["seed"])
-    assert [(kill["place"], kill["process"]) for kill in facts["each"]] == [(kill.place, kill.rank) for kill in planned]
-    saved = [0, *(kill["newest update saved"] for kill in facts["each"])]
-    for kill, before, after in zip(planned, saved, saved[1:], strict=False):  # each was killed no sooner and no later than it was to be
-        lost = kill.place == kill_loop.WRITING
-        assert after - before == kill_loop.EACH * (kill.saves - lost)
-    row = row_of("results/README.md", "runs killed with `kill -9` 20 times")
-    assert "by one and by two processes 5 kills each before anything was saved" in row and "13 and 11 of 20" in row

@@ -244,14 +244,3 @@ def test_browser_menus_of_the_explorer_change_the_drawing(visit):
     becomes(lambda: labels_of(page), expected(1, 3, 4))
     layer.select_option("b")
     becomes(lambda: labels_of(page), expected(1, 2, 2))
-
-
-def test_browser_slider_of_the_stepper_changes_the_drawing(visit):
-    page = visit(stepper())
-    page.locator("input[type=range]").focus()
-    for step, written in ((1, "▸ die"), (2, "die ▸ Katze"), (3, "die Katze ▸ Ende")):
-        becomes(lambda wanted={written, *(text for text, _ in BEAMS[step - 1])}:
-                wanted - set(page.locator("#chart svg text").all_text_contents()), set())
-        keys = [f"{QUERIES[step - 1]} → {key}" for _ in HEADS for key in KEYS]
-        assert [label.split(":")[0] for label in labels_of(page)] == keys
-        page.keyboard.press("ArrowRight")

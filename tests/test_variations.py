@@ -5,10 +5,8 @@ import json
 import math
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,6 @@ import torch
 from annotated import terminal, variations
 from annotated.corpora import Corpus, load_corpus
 from annotated.decoding import beam_search, greedy_decode
-from annotated.runs import INTERRUPTED, run_checkpoints
 from annotated.tokens import END, PAD, UNKNOWN, WordTokenizer
 from annotated.training import TrainingConfig, encode_pairs
 from annotated.transformer import Transformer, TransformerConfig
@@ -282,23 +279,6 @@ def test_sweep_refuses_results_of_another_configuration(swept, few, capsys):
         terminal.main(command(few, folder, "--steps", "6")[3:])
     said = capsys.readouterr().err
     assert ended.value.code == 2 and "steps was 5 and is now 6" in said and "Traceback" not in said
-
-
-def test_a_killed_sweep_goes_on_where_it_stopped(few, tmp_path):
-    """SIGTERM in the middle: the run saves, the sweep ends with status 75, and the next start goes on from there."""
-    endless = command(few, tmp_path, "--rows", "C-N2", "--steps", "100000")
-    process = subprocess.Popen(endless, env=ENVIRONMENT, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    folder, deadline = tmp_path / "work" / "C-N2.seed0", time.time() + 240
-    while not run_checkpoints(folder) and time.time() < deadline and process.poll() is None:
-        time.sleep(0.1)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=120) == INTERRUPTED, process.stdout.read()
-    at = int(run_checkpoints(folder)[-1].name[5:])
-    assert 50 <= at < 100_000 and not (tmp_path / "out.jsonl").exists()
-    assert json.loads((folder / "seconds.json").read_text())["starts"] == 1
-    result, = sweep(few, tmp_path / "out.jsonl", tmp_path / "work", "toy", ["C-N2"], 1, steps=at + 3, sentences=3, report=len)
-    assert result["seconds"]["starts"] == 2 and result["log"][0]["step"] == 50  # the log of before was carried on
-    assert result["log"][-1]["step"] == result["training"]["steps"] == at + 3
 
 
 def test_two_processes_share_a_sweep_and_not_a_run(few, tmp_path):

@@ -46,15 +46,13 @@ def updates(device, folder=None, dropout=0.0, **changes):
     The base model with the paper's batches on a GPU, a tiny one on processors; a small one where checkpoints are kept.
     """
     cuda = torch.device(device).type == "cuda"
-    config, numbers = TransformerConfig.base() if cuda else TINY, TrainingConfig(steps=50, warmup=100, validate_every=EVERY, save_every=EVERY)
-    if cuda and folder is not None:
-        config = replace(TINY, N=3, d_model=256, d_ff=1024)
-    tokens = {True: 4096 if folder else numbers.max_tokens, False: 1024}[cuda]
-    numbers = replace(numbers, max_tokens=tokens, factor=0.1 if cuda and folder is None else 1.0, **changes)
-    draw, weights, rows = random.Random(0), [1 / rank for rank in range(1, VOCABULARY + 1)], []  # some words are far more frequent: soon learned
-    sentences = [draw.choices(range(4, VOCABULARY + 4), weights, k=max(1, round(draw.gauss(LENGTH, 8))))
-                 for _ in range(2 * tokens * numbers.steps // LENGTH if folder is None else tokens)]
-    pairs = [(ids, ids) for ids in sentences]
+    small = replace(TINY, N=3, d_model=256, d_ff=1024)
+    config, tokens, factor = (TINY, 1024, 1.0) if not cuda else (small, 4096, 1.0) if folder else (TransformerConfig.base(), 25_000, 0.1)
+    numbers = TrainingConfig(steps=50, warmup=100, validate_every=EVERY, save_every=EVERY, max_tokens=tokens, factor=factor)
+    numbers, count = replace(numbers, **changes), tokens if folder else 2 * tokens * numbers.steps // LENGTH
+    draw, weights, rows = random.Random(0), [1 / rank for rank in range(1, VOCABULARY + 1)], []  # uneven, which is soon learned
+    pairs = [(ids, ids) for _ in range(count)
+             if (ids := draw.choices(range(4, VOCABULARY + 4), weights, k=max(1, round(draw.gauss(LENGTH, 8)))))]
     torch.manual_seed(0)
     model = fast.transformer_to_train(replace(config, dropout=dropout)).to(device)
     train(model, pairs, pairs[:64], numbers, False, folder, None, lambda row: rows.append((time.perf_counter(), row)), fast.ChunkedLoss)
