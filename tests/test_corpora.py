@@ -21,6 +21,7 @@ from annotated.corpora import (
     load_corpus,
     normalised,
     pair_fault,
+    pair_lines,
     read_table,
     split_pairs,
     write_split,
@@ -189,8 +190,18 @@ def test_no_split_of_any_pairs_leaks(pairs, held_out):
             assert sum(map(len, seen)) == len(set().union(*seen))
 
 
-def test_the_split_depends_on_the_sentences_alone():
+@pytest.mark.parametrize("source, target", [(3, 5), (5, 3), (0, 2)])
+def test_files_of_different_length_name_both_and_both_counts(source, target):
+    with pytest.raises(ValueError, match=f"a has {source} lines but b has {target}"):
+        list(pair_lines(map(str, range(source)), map(str, range(target)), ("a", "b")))
+
+
+def test_the_split_depends_on_the_sentences_alone_and_holds_them_all():
     splits = split_pairs(MANY, held_out=20)
+    assert sorted(sum(splits.values(), [])) == sorted(set(MANY))
+    assert all(18 < len(splits[split]) <= 20 for split in ("valid", "test"))  # whole groups: one may be short
+    with pytest.raises(ValueError, match="3 pairs are too few"):
+        split_pairs([("a", "A"), ("b", "B"), ("c", "C")], held_out=2)
     again = split_pairs(MANY[::-1], held_out=20)
     assert all(set(splits[split]) == set(again[split]) for split in splits)
     assert splits["test"] != sorted(splits["test"])  # by hash, not by alphabet or length

@@ -363,6 +363,11 @@ def test_c23_the_model_asks_for_less_than_the_hardware_offers():
     assert base / hardware_flops(12) < big / hardware_flops(84) < 0.5
 
 
+def test_c23_counts_must_be_positive():
+    with pytest.raises(ValueError, match="steps=0: give a number above 0"):
+        training_flops(TransformerConfig.base(), source_tokens=9, target_tokens=7, steps=0, sentences=1)
+
+
 def test_table_2_as_published():
     rows = {(row.system, row.ensemble): (row.en_de, row.en_fr, row.flops_en_de, row.flops_en_fr) for row in TABLE_2}
     assert rows == {

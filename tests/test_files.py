@@ -54,6 +54,9 @@ def test_invalid_utf8_names_file_and_line(tmp_path):
     path.write_bytes("gut\nauch gut\nschön".encode("latin-1"))
     with pytest.raises(ValueError, match=r"latin\.de, line 3: not valid UTF-8"):
         read_lines(path)
+    path.write_bytes(b"")
+    with pytest.raises(ValueError, match=r"latin\.de is empty"):
+        read_lines(path)
 
 
 @pytest.mark.parametrize("packing", [".gz", ".xz"])

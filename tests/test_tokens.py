@@ -286,6 +286,14 @@ def test_a_damaged_file_is_named_with_the_mend(tmp_path, text):
 # --- bad input ------------------------------------------------------------------------------------------------------
 
 
+def test_a_missing_file_and_a_wrong_class_are_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no tokenizer at .*nowhere"):
+        load_tokenizer(tmp_path / "nowhere")
+    SUBWORDS["bpe"].save(tmp_path / "t.json")
+    with pytest.raises(ValueError, match="holds a SubwordTokenizer, not a WordTokenizer"):
+        WordTokenizer.load(tmp_path / "t.json")
+
+
 def test_an_unknown_language_lists_the_known_ones():
     tokenizer = WordTokenizer.fit(PAIRS)
     for language in ("fr", None):

@@ -273,6 +273,8 @@ def test_sweep_refuses_results_of_another_configuration(swept, few, capsys):
     folder, _ = swept
     with pytest.raises(ValueError, match=r"out\.jsonl: base seed 0 was made with another training \(steps was 5 and is now 6\): give an"):
         sweep(few, folder / "out.jsonl", folder / "work", "toy", ["base"], 1, steps=6, sentences=3)
+    with pytest.raises(ValueError, match="no row F: there are base, A-h1"):
+        sweep(few, folder / "out.jsonl", folder / "work", "toy", ["base", "F"], sentences=3)
     with pytest.raises(ValueError, match=r"another data"):
         sweep(few, folder / "out.jsonl", folder / "work", "toy", ["base"], 1, steps=5, sentences=4)
     with pytest.raises(SystemExit) as ended:  # not a ValueError: that would be a traceback
