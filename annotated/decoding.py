@@ -338,7 +338,7 @@ def translate(sentences, model=None, tokenizer=None, language="en", max_tokens=4
     if model is None:
         model, tokenizer = (book := book_model()).model, book.tokenizer
     if isinstance(sentences, str):
-        return translate(tokenizer, [sentences], model, language, max_tokens, beam, alpha,
+        return translate([sentences], model, tokenizer, language, max_tokens, beam, alpha,
                          show_progress, engine)[0]
     check_beam(beam, alpha)
     sentences = list(sentences)
@@ -367,7 +367,7 @@ class Translator(Checkpoint):
 
     def translate(self, sentences, beam=4, alpha=0.6, engine=None):
         """Translate a string, or strings in their order, as the function `translate` does."""
-        return translate(self.tokenizer, sentences, self.model,
+        return translate(sentences, self.model, self.tokenizer,
                          self.info.get("source_language", "en"), beam=beam, alpha=alpha,
                          engine=engine)
 
