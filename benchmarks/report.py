@@ -149,8 +149,8 @@ def split(results):
     """
     rates, rows = best_rates(results), []
     for cell in results["cells"] if rates else []:
-        for system in ("annotated, C", "ctranslate2") if cell["task"] in ("greedy", "beam") else ():
-            if row := best_of(cell, [system]):
+        for systems in (("annotated", "annotated, C"), ("ctranslate2",)) if cell["task"] in ("greedy", "beam") else ():
+            if row := best_of(cell, systems):
                 beam = 4 if cell["task"] == "beam" else 1
                 flops, moved, _ = work.decoding_floor(work.SIZES[cell["size"]], cell["batch"], beam, rates, row["precision"])
                 total = 1000 * cell["batch"] / speed(row)

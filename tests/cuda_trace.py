@@ -66,6 +66,7 @@ from torch.utils._pytree import tree_leaves  # noqa: E402
 from torch.utils.weak import WeakIdKeyDictionary  # noqa: E402
 
 from annotated import decoding, fast, training, transformer  # noqa: E402
+from annotated.chunked_loss import ChunkedLoss  # noqa: E402
 from annotated.files import provenance  # noqa: E402
 from annotated.masking import causal_mask  # noqa: E402
 from annotated.positional import PositionalEncoding, sinusoidal_encoding  # noqa: E402
@@ -276,7 +277,7 @@ def trace_training(sizes=SMALL, prepared=True, positions=3125, steps=3, ranks=1,
     pairs = [([5] * (LENGTH - 1),) * 2] * (config.max_tokens // LENGTH)
     with cuda(ranks) as trace:
         training.train(trace.during("model", model_on_gpu)(sizes, prepared), pairs, pairs, config, show_progress=False,
-                       loss=fast.ChunkedLoss if prepared else LabelSmoothingLoss)
+                       loss=ChunkedLoss if prepared else LabelSmoothingLoss)
     return trace.report()
 
 

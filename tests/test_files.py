@@ -183,59 +183,6 @@ def test_the_machine_is_named_with_its_cores_and_threads():
     assert words.endswith(f", {os.cpu_count()} cores, 3 thread(s), torch {torch.__version__}") and not words.startswith(",")
 
 
-# --- made once on a machine -------------------------------------------------------------------------------------------
-
-compiler = pytest.mark.skipif(files.compiled_library("one", "int one(void) { return 1; }") is None, reason="no C compiler here")
-C = "int found(void) { return FOUND; }"
-
-
-@pytest.fixture
-def made(tmp_path, monkeypatch):
-    """The sources that were compiled; what is made is kept in a folder of the test."""
-    sources, plain = [], files._compiled
-    monkeypatch.setattr(files, "_made_here", lambda: tmp_path / "made")
-    monkeypatch.setattr(files, "_compiled", lambda compiler, *rest: sources.append(rest) or plain(compiler, *rest))
-    return sources
-
-
-@compiler
-def test_a_library_is_kept_and_a_damaged_one_is_made_anew(tmp_path, made):
-    assert [files.compiled_library("two", C, "-DFOUND=2").found() for _ in "ab"] == [2, 2] and len(made) == 1
-    (file,) = (tmp_path / "made").glob("*.so")
-    whole = file.read_bytes()
-    for damage in (b"", whole[:1000], whole[:-1] + bytes([whole[-1] ^ 1])):
-        file.unlink()  # the loaded one stays as it is
-        file.write_bytes(damage)
-        made.clear()
-        assert files.compiled_library("two", C, "-DFOUND=2").found() == 2 and len(made) == 1 and file.read_bytes() == whole
-    file.with_suffix(".sha256").unlink()
-    assert files.compiled_library("two", C, "-DFOUND=2").found() == 2 and len(made) == 2
-
-
-@pytest.mark.parametrize("compiler", ["no-such-compiler", "false"])
-def test_without_a_compiler_or_with_a_broken_one_there_is_no_library(tmp_path, monkeypatch, made, compiler):
-    monkeypatch.setenv("CC", compiler)
-    assert files.compiled_library("two", C, "-DFOUND=2") is None and not list(tmp_path.iterdir())
-
-
-def test_what_was_measured_is_kept_for_its_facts_and_machine(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "_made_here", lambda: tmp_path)
-    seconds = iter(range(1, 9))
-
-    def ask(**facts):
-        return files.measured_once("race", facts, lambda: {"seconds": next(seconds)})["seconds"]
-
-    assert [ask(a=1, b=2), ask(b=2, a=1), ask(a=2, b=2), ask(a=1, b=2)] == [1, 1, 2, 1]
-    kept = json.loads(next(tmp_path.iterdir()).read_text())
-    assert kept["machine"] == describe_machine() and kept["b"] == 2
-    monkeypatch.setattr(files, "describe_machine", lambda: "another machine")
-    assert ask(a=1, b=2) == 3
-    assert files.measured_once("race", {"c": 1}, dict) == {} and len(list(tmp_path.iterdir())) == 3, "nothing is not kept"
-    monkeypatch.setattr(files, "_made_here", lambda: tmp_path / kept["machine"] / "nowhere")
-    (tmp_path / kept["machine"]).write_text("a file where the folder should be")
-    assert [ask(a=1), ask(a=1)] == [4, 5], "measured again where nothing can be kept"
-
-
 @pytest.mark.parametrize("data, lines", [
     (b"", []), (b"\n", [""]), (b"one", ["one"]), (b"one\n", ["one"]), (b"one\n\n", ["one", ""]),
     (b"one\r\ntwo\r\n", ["one", "two"]), (b"one\r\r\n", ["one\r"]), (b"a\rb\n", ["a\rb"]),

@@ -237,13 +237,12 @@ def small_model():
     return Transformer(config).eval(), torch.tensor([[5, 6, 7, 2], [8, 9, 2, 0]]), torch.tensor([[1, 4, 5], [1, 7, 0]])
 
 
-@pytest.mark.parametrize("purpose", ["train", "translate"])
-def test_a_prepared_model_is_recorded_as_the_plain_one_and_is_fast_again_afterwards(purpose):
+def test_a_prepared_model_is_recorded_as_the_plain_one_and_is_fast_again_afterwards():
     model, source, target = small_model()
     with record_attention(model) as expected:
         plain = model(source, target)
-    own = parts(fast.prepare(model, purpose))
-    assert all(type(part) is fast.QuickAttention for part in own) and len(own) == 6
+    own = parts(fast.prepare(model))
+    assert all(type(part) is fast.FusedAttention for part in own) and len(own) == 6
     with record_attention(model) as weights:
         with record_attention(model.decoder) as inner:
             logits = model(source, target)
