@@ -21,7 +21,8 @@ from .batches import pad, token_batches
 from .checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 from .masking import causal_mask
 from .tokens import BEGIN, END, PAD
-from .training import book_model, evaluating
+from .training import evaluating
+from .checkpoints import book_model
 
 # %% ../notebooks/18_decoding.ipynb #622b7e5c
 class KeyValueCache:

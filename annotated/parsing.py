@@ -21,9 +21,13 @@ from tqdm import tqdm
 
 from . import files
 from .batches import pad, token_batches
-from .checkpoints import average_checkpoints, load_checkpoint, save_checkpoint
+from annotated.checkpoints import (
+    average_checkpoints,
+    load_checkpoint,
+    run_checkpoints,
+    save_checkpoint,
+)
 from .decoding import beam_search, check_beam, greedy_decode
-from .runs import run_checkpoints
 from .tokens import BEGIN, END, SPECIAL_PIECES, UNKNOWN
 from .toy_language import generate_corpus, read_sentences
 from .training import TrainingConfig, train

@@ -94,12 +94,12 @@ class Train:
 # %% ../notebooks/83_terminal.ipynb #ac03dc4d
 def _check_train(options):
     """ValueError or FileExistsError for options and folders that cannot be used."""
-    from annotated import runs
+    from annotated import checkpoints
 
     folder = options.checkpoints
     if folder is None and (options.resume or options.average is not None):
         raise ValueError("--resume and --average need checkpoints: give --checkpoints FOLDER")
-    if folder and not options.resume and runs.run_checkpoints(folder):
+    if folder and not options.resume and checkpoints.run_checkpoints(folder):
         raise FileExistsError(f"{folder} holds checkpoints already: give --resume, or a new folder")
     if options.out.exists() or options.out.is_symlink():
         raise FileExistsError(f"{options.out} exists already: move it away, or give a new --out")
@@ -107,11 +107,11 @@ def _check_train(options):
 # %% ../notebooks/83_terminal.ipynb #967a33f2
 def _corpus_with_tokenizer(options):
     """(corpus, tokenizer) that the options name; ValueError or OSError for what cannot be read."""
-    from annotated import batches, corpora, tokens
+    from annotated import corpora, prepared, tokens
 
     name, tokenizer = options.corpus, options.tokenizer
     if (Path(name) / "prepared.json").is_file():
-        corpus = batches.load_prepared(name)
+        corpus = prepared.load_prepared(name)
         languages = corpus.source_language, corpus.target_language
         wanted = options.source or languages[0], options.target or languages[1]
         if tokenizer is not None or wanted != languages:
@@ -158,11 +158,11 @@ def _reporter(folder=None):
 # %% ../notebooks/83_terminal.ipynb #d5f428e8
 def _save_trained(options, model, tokenizer, corpus, **info):
     """Save a model, or the mean of its last checkpoints if the options want it, in --out."""
-    from annotated import checkpoints, runs
+    from annotated import checkpoints
 
     last = []
     if options.average:
-        last = runs.run_checkpoints(options.checkpoints, scheduled=True)[-options.average :]
+        last = checkpoints.run_checkpoints(options.checkpoints, scheduled=True)[-options.average :]
         model.load_state_dict(checkpoints.average_checkpoints(last))
     languages = {name: getattr(corpus, name) for name in _LANGUAGES}
     checkpoints.save_checkpoint(options.out, model, tokenizer, corpus=corpus.name, **languages,
@@ -180,15 +180,15 @@ def train_options(arguments):
 def _train(arguments, build=None, loss=None):
     """Train a Transformer on a corpus and save it."""
     # build, loss: as for train_on, in place of the prepared model and the loss in chunks
-    from annotated import chunked_loss, fast, files, runs, training
+    from annotated import chunked_loss, distributed, fast, files, training
 
     options = train_options(arguments)
     build, loss = build or fast.prepared_transformer, loss or chunked_loss.ChunkedLoss
     fast.keep_memory()
-    name = runs.choose_device(options.device)
-    with runs.process_group(name, options.timeout) as device:
+    name = distributed.choose_device(options.device)
+    with distributed.process_group(name, options.timeout) as device:
         _check_train(options)
-        first = runs.ranks()[0] == 0
+        first = distributed.ranks()[0] == 0
         corpus, tokenizer = _corpus_with_tokenizer(options)
         config = replace(options.sizes, vocab_size=len(tokenizer))
         options.out.parent.mkdir(parents=True, exist_ok=True)  # now rather than after hours
@@ -226,7 +226,7 @@ def _loaded(folder, device="cpu"):
     """The checkpoint in a folder, or the book's own for None; ValueError if it cannot translate."""
     from annotated import checkpoints, training
 
-    saved = training.book_model() if folder is None else checkpoints.load_checkpoint(folder, device)
+    saved = checkpoints.book_model() if folder is None else checkpoints.load_checkpoint(folder, device)
     if saved.tokenizer is None or "source_language" not in saved.info:
         raise ValueError(f"{folder} holds no tokenizer, or does not name its source_language: "
                          "give a folder that `annotated train` has saved")
@@ -248,10 +248,10 @@ def _translated(saved, sentences, options, show_progress=False):
 def _translate(arguments):
     """Translate a text, line by line."""
     options = _read(Translate, "translate", arguments)
-    from annotated import decoding, fast, files, runs
+    from annotated import decoding, distributed, fast, files
 
     fast.keep_memory()
-    device = runs.check_device(runs.choose_device(options.device))
+    device = distributed.check_device(distributed.choose_device(options.device))
     decoding.check_beam(options.beam, options.alpha)
     sentences, saved = files.input_lines(options.input), _loaded(options.model, device)
     saved.model.to(device)
@@ -287,9 +287,10 @@ class Prepare:
 def _prepare(arguments):
     """Clean a large corpus, learn its vocabulary, encode it."""
     options = _read(Prepare, "prepare", arguments)
-    from annotated import batches
+    from annotated import prepared
 
-    print(json.dumps(batches.prepare_corpus(**vars(options), show_progress=True).facts, indent=1))
+    made = prepared.prepare_corpus(**vars(options), show_progress=True)
+    print(json.dumps(made.facts, indent=1))
 
 # %% ../notebooks/83_terminal.ipynb #c1ea4e83
 @dataclass
@@ -466,14 +467,14 @@ class Parse:
 # %% ../notebooks/83_terminal.ipynb #b31c373f
 def _parse(arguments):
     """Train and score a constituency parser."""
-    from annotated import chunked_loss, decoding, fast, files, parsing, runs
+    from annotated import chunked_loss, decoding, distributed, fast, files, parsing
 
     presets = parsing.PARSERS
     options = _read_with_preset(Parse, "parse", arguments, presets, lambda options: (
         options.treebank if options.treebank in presets else "gum"))
     fast.keep_memory()
     decoding.check_beam(options.beam, options.alpha)
-    device = runs.check_device(runs.choose_device(options.device))
+    device = distributed.check_device(distributed.choose_device(options.device))
     treebank = parsing.load_treebank(options.treebank)
     if not options.out.exists():
         pairs = {name: value if getattr(options, name) is None else getattr(options, name)
@@ -513,10 +514,10 @@ class Vary:
 def _vary(arguments):
     """Train the rows of Table 3."""
     options = _read(Vary, "vary", arguments)
-    from annotated import chunked_loss, fast, runs, variations
+    from annotated import chunked_loss, distributed, fast, variations
 
     scale = options.scale or (options.corpus if options.corpus in variations.SCALES else "multi30k")
-    device = runs.check_device(runs.choose_device(options.device))
+    device = distributed.check_device(distributed.choose_device(options.device))
     fast.keep_memory()
     results = variations.sweep(
         options.corpus, options.out, options.work, scale, options.rows, options.seeds, device,

@@ -18,7 +18,7 @@ import sacrebleu
 import torch
 from filelock import FileLock, Timeout
 
-from .batches import Batch, pair_lengths, token_batches, vocabulary_digest
+from .batches import Batch, pair_lengths, token_batches
 from .corpora import Corpus, load_corpus
 from .decoding import translate
 from annotated.files import (
@@ -28,6 +28,7 @@ from annotated.files import (
     provenance,
     read_json_lines,
 )
+from .prepared import vocabulary_digest
 from .tokens import PAD, UNKNOWN, SubwordTokenizer, WordTokenizer
 from annotated.training import (
     PRESETS,

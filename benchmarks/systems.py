@@ -87,10 +87,10 @@ class Annotated(System):
 
     def make_optimizer(self):
         from annotated.fast import prepare
-        from annotated.training import Run, TrainingConfig
+        from annotated.training import TrainingConfig, start_run
 
         self.configs = {precision: TrainingConfig(precision=precision, max_tokens=100_000) for precision in DTYPES}
-        self.run, self.network = Run(prepare(self.model), self.configs["fp32"], ()), None
+        self.run, self.network = start_run(prepare(self.model), self.configs["fp32"], ()), None
         return self.run.optimizer
 
     def compile(self):
@@ -101,12 +101,14 @@ class Annotated(System):
         """What `annotated.training.train` does for each batch."""
         from annotated.batches import Batch
         from annotated.chunked_loss import ChunkedLoss
-        from annotated.training import apply_gradient, backward_shard
+        from annotated.training import forward_backward, update_weights
 
         criterion = ChunkedLoss(0.1, PAD, reduction="sum")
         self.run.optimizer.zero_grad()
-        loss = backward_shard(self.model, Batch(*batch), criterion, self.configs[precision], network=self.network).item()
-        apply_gradient(self.run)
+        batch = Batch(*batch)
+        loss = forward_backward(self.model, [batch], batch.tokens, criterion, precision, self.network).item()
+        update_weights(self.model, self.run.optimizer)
+        self.run.schedule.step()
         return loss
 
     def prepare(self, precision):

@@ -10,12 +10,11 @@ import sys
 
 import sacrebleu
 
-from annotated.checkpoints import load_checkpoint
+from annotated.checkpoints import load_checkpoint, run_checkpoints
 from annotated.corpora import load_corpus
 from annotated.decoding import translate
 from annotated.fast import prepare
 from annotated.files import describe_machine, provenance, write_json
-from annotated.runs import run_checkpoints
 
 
 def along(run, pairs, source, every):

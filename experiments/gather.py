@@ -18,8 +18,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from annotated.batches import Batch, ahead, epoch_batches, gather, real_tokens, write_encoded
+from annotated.batches import Batch, epoch_batches, gather, prefetch, real_tokens
 from annotated.files import describe_machine, provenance, write_json
+from annotated.prepared import write_encoded
 
 MAX_TOKENS, SHARES = 25_000, 8
 
@@ -98,7 +99,7 @@ def measure(count, folder, timed=100):
     start, processor, number, tokens = time.perf_counter(), time.process_time(), 0, 0
     indices = epoch_batches(pairs, MAX_TOKENS, seed=(0, 0))
     make = partial(gather, pairs, multiple=8)
-    for batch in ahead(indices, make):
+    for batch in prefetch(indices, make):
         number, tokens = number + 1, tokens + batch.tokens
     facts |= {"batches": number, "target_tokens": tokens, "peak_after_epoch": peak(),
               "seconds_epoch": round(time.perf_counter() - start, 1),

@@ -26,9 +26,9 @@ from pathlib import Path
 import torch
 
 from annotated import checkpoints, training
-from annotated.checkpoints import MANIFEST, OPTIMIZER
+from annotated.checkpoints import MANIFEST, OPTIMIZER, run_checkpoints
+from annotated.distributed import process_group
 from annotated.files import provenance
-from annotated.runs import process_group, run_checkpoints
 from annotated.training import TrainingConfig, train
 from annotated.transformer import Transformer, TransformerConfig
 
@@ -68,12 +68,12 @@ def aim(kill, folder):
         setattr(module, name, called)
 
     def at_update():
-        if calls["apply_gradient"] != kill.saves * EACH + kill.extra:
+        if calls["update_weights"] != kill.saves * EACH + kill.extra:
             return False
         if kill.place == BEFORE:
             return True
         for _ in range(30_000):  # the checkpoint before it is written, and old ones removed, beside the training
-            if newest(folder) == begun + kill.saves * EACH and len([*folder.glob(f"step-*/{OPTIMIZER}")]) <= checkpoints.NEWEST:
+            if newest(folder) == begun + kill.saves * EACH and len([*folder.glob(f"step-*/{OPTIMIZER}")]) <= checkpoints.RESUMABLE:
                 return True
             time.sleep(0.002)
         raise TimeoutError(f"update {begun + kill.saves * EACH} is not saved")
@@ -83,13 +83,13 @@ def aim(kill, folder):
         return calls["write_checkpoint"] == kill.saves and calls["files"] == kill.extra
 
     if kill.place in (BEFORE, BETWEEN):
-        return die_at(training, "apply_gradient", at_update)
+        return die_at(training, "update_weights", at_update)
     die_at(checkpoints, "write_checkpoint", lambda: calls.update(files=-calls["files"]))  # count anew, do not die
     if kill.place == WRITING:
         die_at(checkpoints, "save_file", at_file)
         die_at(checkpoints, "write_json", at_file)
     else:
-        die_at(checkpoints, "forget_checkpoints", lambda: calls["write_checkpoint"] == kill.saves)
+        die_at(checkpoints, "remove_old_checkpoints", lambda: calls["write_checkpoint"] == kill.saves)
 
 
 def newest(folder):

@@ -49,7 +49,8 @@ def peak():
 
 def measure(count, folder):
     """Encode `count` pairs and go through an epoch, here and now; the figures as a dictionary."""
-    from annotated.batches import EncodedPairs, ahead, epoch_batches, gather, write_encoded
+    from annotated.batches import epoch_batches, gather, prefetch
+    from annotated.prepared import EncodedPairs, write_encoded
     from annotated.tokens import SubwordTokenizer
 
     facts = {"pairs": count, "peak_after_imports": peak()}
@@ -61,7 +62,7 @@ def measure(count, folder):
     pairs = EncodedPairs(folder)
     facts["milliseconds_to_open"] = round(1000 * (time.time() - start), 1)
     start, seen, tokens, padded = time.time(), np.zeros(count, bool), 0, 0
-    batches = ahead(epoch_batches(pairs, MAX_TOKENS, seed=(0, 0)), lambda indices: (indices, gather(pairs, indices)))
+    batches = prefetch(epoch_batches(pairs, MAX_TOKENS, seed=(0, 0)), lambda indices: (indices, gather(pairs, indices)))
     for number, (indices, batch) in enumerate(batches, start=1):
         if number == 1:
             facts["seconds_to_first_batch"] = round(time.time() - start, 2)

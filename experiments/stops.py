@@ -13,13 +13,12 @@ import sys
 from sacremoses import MosesDetokenizer
 from smoothed_stop import smoothed
 
-from annotated.checkpoints import average_checkpoints, load_checkpoint
+from annotated.checkpoints import average_checkpoints, load_checkpoint, run_checkpoints
 from annotated.corpora import load_corpus
 from annotated.decoding import translate
 from annotated.evaluation import bleu_report
 from annotated.fast import prepare
 from annotated.files import describe_machine, provenance, write_json
-from annotated.runs import run_checkpoints
 from annotated.training import encode_pairs, validation_loss
 
 EPOCHS = 10  # without a lower loss end a run, and as many checkpoints make the mean

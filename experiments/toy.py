@@ -13,13 +13,13 @@ from pathlib import Path
 
 import torch
 
-from annotated.checkpoints import save_checkpoint
+from annotated.checkpoints import book_model, save_checkpoint
 from annotated.corpora import load_corpus
 from annotated.decoding import translate
 from annotated.evaluation import bleu_report
 from annotated.files import CHECKOUT, describe_machine, provenance, write_json
 from annotated.tokens import WordTokenizer
-from annotated.training import PRESETS, book_model, train_on
+from annotated.training import PRESETS, train_on
 
 
 def train_book_model(folder, show_progress=True):

@@ -7,6 +7,7 @@ import pickle
 import pickletools
 import shutil
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,19 @@ from safetensors.torch import load_file, save_file
 
 from annotated import checkpoints as module
 from annotated import files
-from annotated.checkpoints import average_checkpoints, load_checkpoint, save_checkpoint
+from annotated.checkpoints import (
+    average_checkpoints,
+    book_model,
+    first_difference,
+    load_checkpoint,
+    newest_checkpoint,
+    remove_old_checkpoints,
+    run_checkpoints,
+    save_checkpoint,
+)
+from annotated.corpora import load_corpus
 from annotated.tokens import SubwordTokenizer, WordTokenizer
+from annotated.training import PRESETS, TrainingConfig
 
 FILES = ["config.json", "info.json", "manifest.json", "model.safetensors", "tokenizer.json"]
 
@@ -476,3 +488,56 @@ def test_damage_of_an_old_checkpoint_does_not_end_the_run(run_folder):
     contents = module.checkpoint_contents(small_model(), None, optimizer, {"step": 5, "facts": {}}, scheduled=True)
     module.add_to_run(folder, 5, contents, keep=4)
     assert (folder / "step-00000005").is_dir() and len(list(folder.glob("*/optimizer.safetensors"))) == 2
+
+
+def steps(folder, *numbers):
+    for number in numbers:
+        (folder / f"step-{number:08d}").mkdir(parents=True)
+    return folder
+
+
+def test_checkpoints_are_found_by_number_and_the_oldest_forgotten(tmp_path):
+    folder = steps(tmp_path / "run", 9, 10, 100, 2)
+    (folder / "step-other").mkdir()
+    assert [path.name[-3:] for path in run_checkpoints(folder)] == ["002", "009", "010", "100"]
+    remove_old_checkpoints(folder, keep=2)
+    assert sorted(path.name for path in folder.iterdir()) == ["step-00000010", "step-00000100", "step-other"]
+
+
+def test_what_sigterm_wrote_is_not_scheduled_and_goes_with_the_next(tmp_path):
+    folder = steps(tmp_path / "run", 3, 4, 6, 9)
+    for number, scheduled in ((3, True), (4, False), (6, True)):  # 9 has no info, as those of an earlier version
+        (folder / f"step-{number:08d}" / "info.json").write_text(json.dumps({"scheduled": scheduled}))
+    assert [path.name[-1] for path in run_checkpoints(folder)] == ["3", "4", "6", "9"]
+    assert [path.name[-1] for path in run_checkpoints(folder, scheduled=True)] == ["3", "6", "9"]
+    remove_old_checkpoints(folder, keep=3)
+    assert [path.name[-1] for path in run_checkpoints(folder)] == ["3", "6", "9"]
+    (folder / "step-00000009" / "info.json").write_text(json.dumps({"scheduled": False}))
+    remove_old_checkpoints(folder, keep=1)
+    assert [path.name[-1] for path in run_checkpoints(folder)] == ["6", "9"], "the newest stays, whatever it is"
+
+
+def test_what_killed_writes_left_is_removed_and_a_run_without_a_whole_checkpoint_refused_at_every_start(tmp_path, capsys):
+    for left in (".step-00000004.part-abc", ".step-00000001.part-old"):
+        (tmp_path / left).mkdir()
+    assert newest_checkpoint(tmp_path) is None and list(tmp_path.iterdir()) == []
+    steps(tmp_path, 1, 2)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="none of its 2 checkpoints is whole; give a new one"):
+            newest_checkpoint(tmp_path)
+    assert capsys.readouterr().err.count("put aside as damaged-step-0000000") == 2 and len(list(tmp_path.glob("damaged-*"))) == 2
+
+
+def test_the_first_fact_that_differs_is_named():
+    facts = {"corpus": "abc", "model": {"N": 1, "h": 2}}
+    assert first_difference(facts, dict(facts)) is None
+    assert first_difference(facts, {"corpus": "abd", "model": {}}) == ("corpus", "corpus", "abc", "abd")
+    assert first_difference(facts, {**facts, "model": {"N": 1, "h": 4}}) == ("model", "h", 2, 4)
+    assert first_difference({}, {"model": {"h": 4}}) == ("model", "h", None, 4)
+
+
+def test_the_books_model_comes_with_the_package_for_single_precision():
+    saved, (sizes, config) = book_model(), PRESETS["toy"]
+    assert {weight.dtype for weight in saved.model.state_dict().values()} == {torch.float32} and not saved.model.training
+    assert saved.model.config == replace(sizes, vocab_size=len(saved.tokenizer)) and TrainingConfig(**saved.info["training"]) == config
+    assert saved.tokenizer.as_dict() == WordTokenizer.fit(load_corpus("toy").train).as_dict()

@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from annotated.batches import pad
+from annotated.checkpoints import book_model
 from annotated.corpora import load_corpus
 from annotated.decoding import (
     IncrementalDecoder,
@@ -34,7 +35,7 @@ from annotated.decoding import (
     translate,
 )
 from annotated.tokens import BEGIN, END, PAD, UNKNOWN, SubwordTokenizer, WordTokenizer
-from annotated.training import TrainingConfig, book_model, train
+from annotated.training import TrainingConfig, train
 from annotated.transformer import Transformer, TransformerConfig
 
 PAIRS = [("the dog sees a cat .", "der Hund sieht eine Katze ."), ("the cat sleeps .", "die Katze schläft .")]

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from annotated import fast
 from annotated.attention import DotProductAttention
 from annotated.batches import pad
+from annotated.checkpoints import book_model
 from annotated.chunked_loss import ChunkedLoss
 from annotated.corpora import load_corpus
 from annotated.decoding import translate
@@ -34,7 +35,6 @@ from annotated.multi_head import MultiHeadAttention
 from annotated.positional import PositionalEncoding
 from annotated.regularization import LabelSmoothingLoss
 from annotated.tokens import BEGIN, END
-from annotated.training import book_model
 from annotated.transformer import Transformer, TransformerConfig
 
 

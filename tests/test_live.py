@@ -19,11 +19,11 @@ import pytest
 import torch
 from helpers import ROOT
 
+from annotated.checkpoints import book_model
 from annotated.corpora import load_corpus
 from annotated.decoding import beam_search, greedy_decode, length_penalty, translate
 from annotated.multi_head import record_attention
 from annotated.tokens import BEGIN, END, UNKNOWN, split_words
-from annotated.training import book_model
 from annotated.transformer import Transformer, TransformerConfig
 
 sys.path.insert(0, "tools")

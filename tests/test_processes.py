@@ -13,15 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from annotated.checkpoints import MANIFEST
-from annotated.runs import INTERRUPTED, run_checkpoints
+from annotated.callbacks import INTERRUPTED
+from annotated.checkpoints import MANIFEST, run_checkpoints
 
 ROOT = Path(__file__).resolve().parent.parent
 LONG_RUN = '''
 import os, random, signal, sys, time
 from pathlib import Path
 import torch
-from annotated.runs import network_of, process_group, ranks, run_checkpoints, sum_over_ranks
+from annotated.checkpoints import run_checkpoints
+from annotated.distributed import parallelize, process_group, ranks, sum_over_ranks
 from annotated.training import TrainingConfig, train
 from annotated.transformer import Transformer, TransformerConfig
 
@@ -59,9 +60,10 @@ with process_group("cpu", timeout):
 WORKER = LONG_RUN + '''
 import copy, json, math
 from annotated import training
-from annotated.batches import Batch
+import numpy as np
+from annotated.loader import BatchLoader
 from annotated.regularization import LabelSmoothingLoss
-from annotated.training import backward_shard
+from annotated.training import forward_backward
 
 class Poisoned(Transformer):
     """A model whose hidden vectors are NaN for a batch that holds the source token 9, once the rehearsal is over."""
@@ -82,25 +84,26 @@ with process_group("cpu", 60):
     model = Transformer(TransformerConfig(20, N=1, d_model=16, d_ff=32, h=2, dropout=0.0)).double()
     report = {"world": world, "gradients": []}
     other = copy.deepcopy(model)
-    network = network_of(other)
+    network = parallelize(other)
     criterion = LabelSmoothingLoss(0.1, reduction="sum")
     synchronised = []
     if world > 1:
         from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
         network.register_comm_hook(None, lambda s, bucket: (synchronised.append(1), allreduce_hook(s, bucket))[1])
     for size, accumulate in ((12, 1), (12, 3), (1, 2)):  # of one sentence three of four shares are empty
-        network.zero_grad()
-        config = TrainingConfig(accumulate=accumulate)
-        loss = backward_shard(other, Batch.collate(pairs[:size]), criterion, config, rank, world, network)
+        other.zero_grad()
+        loader = BatchLoader(pairs, TrainingConfig(accumulate=accumulate))
+        batch = loader.load(((0, 1), np.arange(size)))
+        loss = forward_backward(other, batch.micro_batches, batch.tokens, criterion, network=network)
         gradient = torch.cat([weight.grad.flatten() for weight in other.parameters()])
         report["gradients"].append([*sum_over_ranks(loss.item()), *gradient.tolist()])
     report["reductions"] = len(synchronised)
-    seen, stream = [], training.index_stream
-    training.index_stream = lambda *given: (seen.append(entry[1].tolist()) or entry for entry in stream(*given))
+    seen, load = [], BatchLoader.load
+    BatchLoader.load = lambda loader, numbered: seen.append(numbered[1].tolist()) or load(loader, numbered)
     config = TrainingConfig(steps=50, max_tokens=32, warmup=10, factor=0.3, validate_every=1)
     report["log"] = train(model, pairs, pairs[:7], config, show_progress=False)
     report["batches"] = seen
-    training.index_stream, validate = stream, training.validation_loss
+    BatchLoader.load, validate = load, training.validation_loss
     training.validation_loss = lambda *_, **__: 1.0
     torch.manual_seed(0)
     poisoned = Poisoned(model.config).double()
@@ -136,7 +139,6 @@ def execute(command):
 
 APART = LONG_RUN + '''
 import json
-import annotated.runs
 torch.set_num_threads(1)
 with process_group("cpu", 60):
     from annotated import checkpoints

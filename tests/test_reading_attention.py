@@ -4,12 +4,13 @@ import pytest
 import torch
 
 from annotated.batches import pad
+from annotated.checkpoints import book_model
 from annotated.decoding import greedy_decode
 from annotated.files import checkout_data
 from annotated.multi_head import record_attention
 from annotated.tokens import BEGIN, END
 from annotated.toy_language import read_sentences
-from annotated.training import book_model, evaluating
+from annotated.training import evaluating
 
 
 @pytest.fixture(scope="module")

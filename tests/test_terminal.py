@@ -19,7 +19,7 @@ from helpers import PAIRS, ROOT, TEXTS, one_thread, random_model, run_python, st
 from torch import nn
 from torch.nn import functional as F
 
-from annotated import batches, decoding, fast, production, runs, terminal, training
+from annotated import batches, decoding, fast, production, terminal, training
 from annotated.batches import load_prepared, prepare_corpus
 from annotated.checkpoints import load_checkpoint, save_checkpoint
 from annotated.chunked_loss import ChunkedLoss
@@ -27,7 +27,6 @@ from annotated.corpora import Corpus
 from annotated.decoding import beam_search, translate
 from annotated.engines import make_engine
 from annotated.files import provenance, read_json
-from annotated.runs import run_checkpoints
 from annotated.terminal import main
 from annotated.tokens import BEGIN, END, UNKNOWN, SubwordTokenizer, WordTokenizer
 from annotated.toy_language import generate_corpus

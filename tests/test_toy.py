@@ -12,10 +12,10 @@ import toy
 from safetensors.torch import load_file
 
 from annotated import training
-from annotated.checkpoints import load_checkpoint
+from annotated.checkpoints import book_model, load_checkpoint
 from annotated.corpora import Corpus, load_corpus
 from annotated.decoding import translate
-from annotated.training import TrainingConfig, book_model, train_on
+from annotated.training import TrainingConfig, train_on
 from annotated.transformer import TransformerConfig
 
 QUICK = TrainingConfig(steps=6, max_tokens=16, warmup=3, factor=0.3, validate_every=2)

@@ -1,74 +1,52 @@
-"""The training loop against independent loops; the book's model and the command line on tiny corpora."""
+"""The training loop against independent loops, on tiny corpora."""
 
 import copy
-import errno
-import hashlib
 import json
 import math
 import os
 import shutil
-import signal
-import time
-from collections import Counter
-from dataclasses import fields, replace
-from itertools import chain, islice, repeat
-from types import SimpleNamespace
+from dataclasses import replace
+from itertools import islice
 
+import numpy as np
 import pytest
 import torch
-from helpers import one_thread
+from helpers import one_thread, state
+from small_runs import PAIRS, QUICK, tiny
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from annotated import batches, checkpoints, runs, training
-from annotated.batches import Batch, EncodedPairs, write_encoded
-from annotated.checkpoints import MANIFEST, load_checkpoint
-from annotated.chunked_loss import ChunkedLoss
-from annotated.corpora import Corpus, load_corpus
-from annotated.fast import SixteenBitDropout, prepare
-from annotated.files import read_json_lines
+from annotated import loader, run_state, training
+from annotated.batches import Batch, as_arrays, gather
+from annotated.corpora import Corpus
+from annotated.loader import BatchLoader
+from annotated.prepared import EncodedPairs, write_encoded
 from annotated.regularization import LabelSmoothingLoss
-from annotated.runs import INTERRUPTED, run_checkpoints
 from annotated.schedule import noam_rate
 from annotated.tokens import BEGIN, END, PAD, WordTokenizer
 from annotated.training import (
     TrainingConfig,
-    backward_shard,
-    book_model,
     encode_pairs,
     evaluating,
-    index_stream,
+    forward_backward,
     rehearse,
-    shard,
     train,
     train_on,
+    updates_in,
     validation_loss,
 )
 from annotated.transformer import Transformer, TransformerConfig
 
-PAIRS = [([4, 5, 6], [7, 8]), ([9], [10, 11, 12, 13]), ([5, 4, 9, 6, 14], [13, 7, 15]), ([14, 14], [8, 8, 10]),
-         ([6], [15])]
 TEXTS = [("the dog sleeps .", "der Hund schläft ."), ("a cat sleeps .", "eine Katze schläft ."),
          ("the cat sees a dog .", "die Katze sieht einen Hund ."),
          ("a dog sees the cat .", "ein Hund sieht die Katze .")]
-QUICK = TrainingConfig(steps=6, max_tokens=16, warmup=3, factor=0.3, validate_every=2)
-
 
 pytestmark = pytest.mark.usefixtures(one_thread.__name__)
 
 
-def tiny(seed=0, **changes):
-    torch.manual_seed(seed)
-    return Transformer(TransformerConfig(16, **{"N": 1, "d_model": 16, "d_ff": 32, "h": 2, "dropout": 0.0, **changes}))
-
-
-def state(model):
-    return torch.cat([weight.flatten() for weight in model.state_dict().values()])
-
-
 def batch_stream(pairs, max_tokens, seed=0):
-    """The batches of `index_stream`, padded."""
-    for _, indices in index_stream(pairs, max_tokens, seed):
+    """The batches of the loader, padded by the plain way."""
+    for _, indices in BatchLoader(pairs, TrainingConfig(max_tokens=max_tokens, seed=seed)).whole_batches():
         yield Batch.collate([pairs[i] for i in indices])
 
 
@@ -80,8 +58,6 @@ def naive_nll(model, source, target):
         total = total - logits.log_softmax(-1)[wanted]
     return total
 
-
-# The configuration
 
 def test_defaults_are_the_papers_base_run():
     config = TrainingConfig()
@@ -108,8 +84,6 @@ def test_bad_configuration_is_refused(change, message):
         TrainingConfig(**change)
 
 
-# Pairs and batches
-
 def test_encode_pairs_agrees_with_encode():
     tokenizer = WordTokenizer.fit(TEXTS)
     expected = [(tokenizer.encode(source, "en"), tokenizer.encode(target, "de")) for source, target in TEXTS]
@@ -119,35 +93,6 @@ def test_encode_pairs_agrees_with_encode():
     with pytest.raises(ValueError, match="language is 'fr'"):
         encode_pairs(TEXTS, tokenizer, "fr", "de")
 
-
-def content(batch):
-    """The pairs of a batch, padding and special tokens removed."""
-    return [(tuple(i for i in x if i > END), tuple(i for i in y if i > END))
-            for x, y in zip(batch.source.tolist(), batch.target_out.tolist(), strict=True)]
-
-
-def test_stream_covers_every_pair_once_an_epoch():
-    pairs = [([4 + i] * (i % 5 + 1), [4 + i] * (i % 3 + 1)) for i in range(12)]
-    wanted = Counter((tuple(source), tuple(target)) for source, target in pairs)
-    stream, orders = batch_stream(pairs, max_tokens=12, seed=3), []
-    for _ in range(4):
-        epoch = []
-        while len(epoch) < len(pairs):
-            batch = next(stream)
-            assert max(batch.source.numel(), batch.target_out.numel()) <= 12
-            epoch += content(batch)
-        assert Counter(epoch) == wanted
-        orders.append(epoch)
-    assert len({tuple(order) for order in orders}) == 4, "epochs in the same order"
-
-
-def test_stream_depends_on_the_seed_alone():
-    pairs = [([4 + i] * 2, [4 + i] * 2) for i in range(20)]
-    take = {seed: [content(batch) for batch in islice(batch_stream(pairs, 9, seed), 20)] for seed in (0, 1)}
-    assert take[0] == [content(batch) for batch in islice(batch_stream(pairs, 9, 0), 20)] and take[0] != take[1]
-
-
-# Evaluating
 
 def test_evaluating_restores_each_mode_even_after_an_error():
     model = tiny(dropout=0.5).train()
@@ -176,8 +121,6 @@ def test_validation_of_nothing_is_refused():
     with pytest.raises(ValueError, match="at least one pair"):
         validation_loss(tiny(), [])
 
-
-# The loop
 
 def reference_train(model, pairs, config):
     """The loop once more: PyTorch's Adam and cross entropy, the rate's formula, sums divided by tokens by hand."""
@@ -274,13 +217,6 @@ def test_bf16_rounds_the_products_but_not_the_weights():
     assert 0 < (state(exact) - state(rounded)).abs().max() < 0.5
 
 
-def test_progress_is_shown_only_on_request(capsys):
-    train(tiny(), PAIRS, PAIRS, QUICK, show_progress=False)
-    assert capsys.readouterr() == ("", "")
-    train(tiny(), PAIRS, PAIRS, QUICK)
-    assert "valid" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("split", ["train_pairs", "valid_pairs"])
 def test_pairs_that_cannot_be_used_are_refused_before_the_first_step(split):
     model = tiny()
@@ -297,31 +233,16 @@ def test_a_run_that_diverges_says_so():
         train(tiny(), PAIRS, PAIRS, replace(QUICK, factor=1e30), show_progress=False)
 
 
-# Ranks and micro-batches
-
-@pytest.mark.parametrize("parts", [1, 2, 3, 5, 8])
-def test_shares_deal_out_a_batch(parts):
-    batch = training.Batch.collate(PAIRS)
-    dealt = [shard(batch, part, parts) for part in range(parts)]
-    assert sum((content(one) for one in dealt if one.tokens), []) != [] and all(len(one.source) for one in dealt)
-    assert Counter(pair for one in dealt if one.tokens for pair in content(one)) == Counter(content(batch))
-    assert sum(one.tokens for one in dealt) == batch.tokens
-    sizes = [len(one.source) for one in dealt if one.tokens]
-    assert max(sizes) - min(sizes) <= 1
-
-
-@pytest.mark.parametrize("world, accumulate", [(1, 2), (1, 7), (2, 1), (3, 2)])
-def test_gradient_does_not_depend_on_ranks_and_micro_batches(world, accumulate):
-    batch, criterion, model = training.Batch.collate(PAIRS), LabelSmoothingLoss(0.1, reduction="sum"), tiny().double()
-    other, loss = copy.deepcopy(model), 0.0
-    LabelSmoothingLoss(0.1)(other(batch.source, batch.target_in), batch.target_out).backward()
-    for rank in range(world):
-        config = replace(QUICK, accumulate=accumulate)
-        loss += backward_shard(model, batch, criterion, config, rank, world).item()
+@pytest.mark.parametrize("parts", [2, 3, 7])
+def test_gradients_of_the_parts_of_a_batch_add_up_to_that_of_the_whole(parts):
+    batch, model, arrays, indices = Batch.collate(PAIRS), tiny().double(), as_arrays(PAIRS), np.arange(len(PAIRS))
+    other, total = copy.deepcopy(model), LabelSmoothingLoss(0.1, reduction="sum")
+    whole = LabelSmoothingLoss(0.1)(other(batch.source, batch.target_in), batch.target_out)
+    whole.backward()
+    loss = sum(forward_backward(model, [gather(arrays, indices, part, parts)], batch.tokens, total) for part in range(parts))
     for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
-        assert (mine.grad / world - theirs.grad).abs().max() < 1e-9
-    whole = LabelSmoothingLoss(0.1)(other(batch.source, batch.target_in), batch.target_out).item()
-    assert loss == pytest.approx(whole, abs=1e-9)
+        assert (mine.grad - theirs.grad).abs().max() < 1e-9
+    assert loss.item() == pytest.approx(whole.item(), abs=1e-9)
 
 
 def test_accumulation_changes_neither_updates_nor_rates():
@@ -332,8 +253,6 @@ def test_accumulation_changes_neither_updates_nor_rates():
     assert [row["rate"] for row in log[0]] == [row["rate"] for row in log[1]]
     assert [row["train_loss"] for row in log[0]] == pytest.approx([row["train_loss"] for row in log[1]], abs=1e-9)
 
-
-# Faults
 
 class Poisoned(Transformer):
     """A model whose hidden vectors are NaN for a batch that holds the source token 9, from its `healthy` + first call on."""
@@ -353,8 +272,8 @@ def poisoned():
 def test_gradients_that_are_not_finite_are_skipped_and_logged(monkeypatch):
     monkeypatch.setattr(training, "validation_loss", lambda *_, **__: 1.0)
     model, taken = poisoned(), []
-    steps = runs.enter
-    monkeypatch.setattr(runs, "enter", lambda run, arrived: (taken.append(run.optimizer), steps(run, arrived))[1])
+    advance = run_state.RunState.advance
+    monkeypatch.setattr(run_state.RunState, "advance", lambda run, *given: (taken.append(run.optimizer), advance(run, *given))[1])
     log = train(model, PAIRS, PAIRS, replace(QUICK, max_tokens=6), show_progress=False)  # one pair a batch
     skipped = [entry for row in log for entry in row.get("skipped", [])]
     assert skipped and all(9 in PAIRS[i][0] for entry in skipped for i in entry["pairs"])
@@ -378,14 +297,14 @@ def test_what_a_step_skipped_is_learned_late_and_named_as_it_was(monkeypatch):
     monkeypatch.setattr(training, "validation_loss", lambda *_, **__: 1.0)
     config, logs, weights = replace(QUICK, steps=16, max_tokens=6, validate_every=11), [], []
     for every in (1, 3):
-        monkeypatch.setattr(runs, "READ_EVERY", {"cpu": every})
+        monkeypatch.setattr(run_state, "READ_EVERY", {"cpu": every})
         model = poisoned()
         logs.append(train(model, PAIRS, PAIRS, config, show_progress=False))
         weights.append(state(model))
     assert logs[0] == logs[1] and any(row.get("skipped") for row in logs[0]) and torch.equal(*weights)
     always, told = [([9, 4], [5, 6])] * 3, []
     for every in (1, 3):
-        monkeypatch.setattr(runs, "READ_EVERY", {"cpu": every})
+        monkeypatch.setattr(run_state, "READ_EVERY", {"cpu": every})
         with pytest.raises(ValueError, match=r"gradients of 4 steps in a row are not finite, the last at step 4 with") as error:
             train(poisoned(), always, PAIRS, replace(QUICK, steps=30, max_skipped=4, validate_every=30), show_progress=False)
         told.append(str(error.value))
@@ -410,8 +329,8 @@ def test_the_host_waits_for_nothing_in_a_step(changes, monkeypatch):
     with Waits() as asked:
         assert bool(torch.ones(1)) and asked.count == 1
         counts = []
-        real = training.backward_parts
-        monkeypatch.setattr(training, "backward_parts", lambda *given: (counts.append(asked.count), real(*given))[1])
+        real = training.forward_backward
+        monkeypatch.setattr(training, "forward_backward", lambda *given: (counts.append(asked.count), real(*given))[1])
         train(tiny(dropout=0.1), PAIRS, PAIRS, replace(QUICK, steps=9, validate_every=9, **changes), show_progress=False)
     assert len(counts) == 10 and counts[-1] == counts[0], "between the rehearsal and the last step nothing is asked for"
 
@@ -436,27 +355,11 @@ def test_a_long_gradient_is_shortened_and_its_norm_logged(clip, monkeypatch):
     assert min(norms) > 0.3
 
 
-LOSSES = [5.0, 4.0, 4.5, 3.0, 3.5, 3.0, 3.2, 3.1, 2.0]  # lowest in row 4; equal is not lower
-
-
-@pytest.mark.parametrize("patience, rows", [(0, 9), (1, 3), (2, 6), (4, 8), (5, 9)])
-def test_a_training_ends_when_the_validation_loss_stands_still(patience, rows, tmp_path, monkeypatch):
-    asked = iter(LOSSES)
-    monkeypatch.setattr(training, "validation_loss", lambda *_, **__: next(asked))
-    config = replace(QUICK, steps=18, save_every=18, patience=patience)
-    log = train(tiny(), PAIRS, PAIRS, config, show_progress=False, run_folder=tmp_path)
-    assert [row["valid_loss"] for row in log] == LOSSES[:rows] and log[-1]["step"] == 2 * rows
-    assert [path.name for path in run_checkpoints(tmp_path)] == [f"step-{2 * rows:08}"]
-    again = train(tiny(), PAIRS, PAIRS, config, show_progress=False, run_folder=tmp_path)
-    assert again == log, "a run that has ended ends again at once"
-    more = train(tiny(), PAIRS, PAIRS, replace(config, patience=9), show_progress=False, run_folder=tmp_path)
-    assert [row["valid_loss"] for row in more] == LOSSES, "with more patience it goes on"
-
-
 @pytest.mark.parametrize("multiple, pairs", [(1, PAIRS), (8, PAIRS), (8, [([5] * 4, [6] * 4)] * 3 + [([5] * 15, [6])])])
 def test_largest_batch_runs_first_and_leaves_no_trace(multiple, pairs, monkeypatch):
     """The last pairs: one of 16 tokens is more than three of 5, which take the more memory as three of 8."""
-    monkeypatch.setattr(runs, "MULTIPLE", {"cpu": multiple})
+    monkeypatch.setattr(loader, "PAD_TO_MULTIPLE", {"cpu": multiple})
+    monkeypatch.setattr(training, "PAD_TO_MULTIPLE", {"cpu": multiple})
     model, sizes = tiny(dropout=0.3), []
     hook = model.encoder.register_forward_pre_hook(lambda _, given: sizes.append(given[0].shape[:2]))
     train(model, pairs, pairs[:1], replace(QUICK, steps=20, validate_every=20), show_progress=False)
@@ -483,12 +386,6 @@ def test_too_little_memory_is_named_before_the_first_update(monkeypatch):
     monkeypatch.setattr(model, "hidden", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         train(model, PAIRS, PAIRS, QUICK, show_progress=False)
-
-
-def test_report_gets_every_row_with_the_speed():
-    told = []
-    log = train(tiny(), PAIRS, PAIRS, QUICK, show_progress=False, report=told.append)
-    assert all(row.pop("tokens_per_second") > 0 for row in told) and told == log and len(log) == 3
 
 
 def test_compile_is_asked_for_only_on_request(monkeypatch):
@@ -530,26 +427,9 @@ def test_one_compiled_layer_serves_all_of_its_kind(unenforced, monkeypatch):
     assert graphs[0] == graphs[1] > 0, "deeper stacks are compiled anew"
 
 
-def test_speed_is_real_target_tokens_a_second(monkeypatch, capsys):
-    monkeypatch.setattr(runs, "time", SimpleNamespace(time=chain([100.0], repeat(104.0)).__next__))
-    told = []
-    log = train(tiny(), PAIRS, PAIRS[:1], QUICK, report=told.append)
-    assert [row["tokens_per_second"] for row in told] == [row["tokens"] / 4 for row in log]
-    batches = islice(batch_stream(PAIRS, QUICK.max_tokens, QUICK.seed), QUICK.steps)
-    seen = sum(i != PAD for batch in batches for row in batch.target_out.tolist() for i in row)
-    assert f"{seen / 4:,.0f} tokens/s, train" in capsys.readouterr().err
-
-
-# Corpora on the disk
-
-def encoded(folder, texts=TEXTS):
-    """Texts as pairs on the disk, and their tokenizer."""
-    tokenizer = WordTokenizer.fit(TEXTS)
-    return write_encoded(texts, tokenizer, folder), tokenizer
-
-
 def test_pairs_on_the_disk_train_as_the_list_does(tmp_path):
-    disk, tokenizer = encoded(tmp_path / "encoded")
+    tokenizer = WordTokenizer.fit(TEXTS)
+    disk = write_encoded(TEXTS, tokenizer, tmp_path / "encoded")
     memory, logs = encode_pairs(TEXTS, tokenizer), []
     config = TransformerConfig(len(tokenizer), N=1, d_model=16, d_ff=16, h=2)
     for pairs in (memory, disk):
@@ -558,251 +438,17 @@ def test_pairs_on_the_disk_train_as_the_list_does(tmp_path):
     assert isinstance(disk, EncodedPairs) and logs[0] == logs[1] and len(logs[0]) == 5
 
 
-def test_other_pairs_on_the_disk_are_another_corpus(tmp_path):
-    disk, tokenizer = encoded(tmp_path / "one")
-    other, _ = encoded(tmp_path / "other", [*TEXTS[:3], TEXTS[0]])
-
-    def go(pairs, steps):
-        model = Transformer(TransformerConfig(len(tokenizer), N=1, d_model=16, d_ff=16, h=2))
-        return train(model, pairs, disk, replace(LONG, steps=steps), False, tmp_path / "run", tokenizer)
-
-    assert len(go(disk, 4)) == 2 and len(go(disk, 8)) == 4
-    with pytest.raises(ValueError, match="another corpus"):
-        go(other, 12)
-
-
-def test_what_does_not_fit_is_named_for_pairs_on_the_disk(tmp_path):
-    disk, tokenizer = encoded(tmp_path / "one")
-    longest = max(max(len(source), len(target)) for source, target in disk) + 1
-    first = [max(len(source), len(target)) + 1 for source, target in disk].index(longest)
-    model = Transformer(TransformerConfig(len(tokenizer), N=1, d_model=16, d_ff=16, h=2))
-    with pytest.raises(ValueError, match=f"train_pairs: pair {first} has {longest} tokens.*max_tokens={longest - 1}"):
-        train(model, disk, disk, replace(QUICK, max_tokens=longest - 1), False)
-
-
 def test_starting_does_not_read_the_pairs_on_the_disk(tmp_path, monkeypatch):
-    disk, tokenizer = encoded(tmp_path / "one", TEXTS * 200)
-    read, real = [], batches.gather
+    tokenizer = WordTokenizer.fit(TEXTS)
+    disk = write_encoded(TEXTS * 200, tokenizer, tmp_path / "one")
+    read, real = [], gather
     monkeypatch.setattr(EncodedPairs, "__getitem__", lambda self, index: pytest.fail("a pair by itself"))
-    monkeypatch.setattr(batches, "gather", lambda pairs, indices, *part: read.extend(indices) or real(pairs, indices, *part))
+    for module in (loader, training):
+        monkeypatch.setattr(module, "gather", lambda pairs, indices, *part: read.extend(indices) or real(pairs, indices, *part))
     model = Transformer(TransformerConfig(len(tokenizer), N=1, d_model=16, d_ff=16, h=2))
-    log = train(model, disk, encode_pairs(TEXTS[:1], tokenizer), replace(LONG, steps=1), False, tmp_path / "run", tokenizer)
-    assert len(log) == 1 and 0 < len(read) < 10, "one step of at most 16 tokens in two parts, and one pair to validate"
+    log = train(model, disk, encode_pairs(TEXTS[:1], tokenizer), replace(QUICK, steps=1), False, tmp_path / "run", tokenizer)
+    assert len(log) == 1 and 0 < len(read) < 20, "four steps of at most 16 tokens, three of them ahead, and one pair to validate"
 
-
-# Long runs
-
-LONG = replace(QUICK, steps=12, save_every=3, keep_last=2, accumulate=2)
-
-
-def digests(folder):
-    """What identifies the last checkpoint of a run: weights, optimiser, random numbers, log."""
-    return json.loads((run_checkpoints(folder)[-1] / MANIFEST).read_text())["files"]
-
-
-def run(folder, seed=0, config=LONG, pairs=PAIRS, hook=None, **changes):
-    """Train a small model with dropout in a run folder; the model that goes on starts with other weights."""
-    model = tiny(seed, dropout=0.3, **changes)
-    if hook is not None:
-        model.encoder.register_forward_pre_hook(hook)
-    return train(model, pairs, PAIRS[:2], config, show_progress=False, run_folder=folder), model
-
-
-def interrupt(after):
-    """A hook that sends SIGTERM to this process at its forward pass number `after`."""
-    calls = []
-    return lambda *_: (calls.append(1), len(calls) == after and os.kill(os.getpid(), signal.SIGTERM))[0]
-
-
-@pytest.fixture
-def undisturbed(tmp_path):
-    log, model = run(tmp_path / "undisturbed")
-    return digests(tmp_path / "undisturbed"), log, state(model)
-
-
-def test_sigterm_saves_and_the_run_goes_on_bit_for_bit(undisturbed, tmp_path):
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(SystemExit) as stopped:  # in step 4: the rehearsal, two micro-batches a step, two validation batches
-        run(tmp_path / "run", hook=interrupt(after=1 + 2 * 3 + 2 + 1))
-    assert stopped.value.code == INTERRUPTED == 75 and signal.getsignal(signal.SIGTERM) is before
-    assert [path.name[-2:] for path in run_checkpoints(tmp_path / "run")] == ["03", "04"], "not saved at the next step"
-    log, model = run(tmp_path / "run", seed=5)
-    assert digests(tmp_path / "run") == undisturbed[0] and log == undisturbed[1]
-    assert torch.equal(state(model), undisturbed[2])
-    assert run(tmp_path / "run", seed=6)[0] == log, "a finished run is not trained on"
-
-
-def test_the_log_of_a_run_that_broke_off_has_each_validation_once_in_the_end(tmp_path):
-    def break_off(*_):
-        calls.append(1)
-        if len(calls) == 1 + 2 * 4 + 2 * 2 + 1:  # in step 5: the rehearsal, two parts a step, two batches each of two validations
-            raise KeyboardInterrupt
-
-    calls, config, kept = [], replace(LONG, validate_every=2), tmp_path / "run" / "log.jsonl"
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "run", hook=break_off, config=config)
-    assert [path.name[-2:] for path in run_checkpoints(tmp_path / "run")] == ["03"], "step 4 comes again"
-    assert [row["step"] for row in read_json_lines(kept)] == [2, 4], "while the run goes, one can see how it goes"
-    log, _ = run(tmp_path / "run", seed=5, config=config)
-    assert read_json_lines(kept) == log and [row["step"] for row in log] == [2, 4, 6, 8, 10, 12]
-
-
-def test_run_folder_changes_nothing_and_keeps_the_last(undisturbed, tmp_path):
-    model = tiny(dropout=0.3)
-    log = train(model, PAIRS, PAIRS[:2], LONG, show_progress=False)
-    assert log == undisturbed[1] and torch.equal(state(model), undisturbed[2])
-    assert [path.name for path in run_checkpoints(tmp_path / "undisturbed")] == ["step-00000009", "step-00000012"]
-    assert torch.equal(state(load_checkpoint(tmp_path / "undisturbed" / "step-00000012").model), undisturbed[2])
-
-
-def test_sigterm_is_heard_late_where_numbers_are_read_late(undisturbed, tmp_path, monkeypatch):
-    monkeypatch.setattr(runs, "READ_EVERY", {"cpu": 2})
-    config = replace(LONG, save_every=100, validate_every=12)
-    with pytest.raises(SystemExit) as stopped:  # in step 4; the round of steps 3 and 4 comes with that of 5 and 6
-        run(tmp_path / "run", hook=interrupt(after=1 + 2 * 3 + 1), config=config)
-    assert stopped.value.code == INTERRUPTED and [path.name[-2:] for path in run_checkpoints(tmp_path / "run")] == ["06"]
-    log, model = run(tmp_path / "run", seed=5, config=config)
-    assert log[-1]["valid_loss"] == undisturbed[1][-1]["valid_loss"] and torch.equal(state(model), undisturbed[2])
-
-
-def test_what_sigterm_wrote_stays_out_of_the_average_and_is_removed(tmp_path):
-    with pytest.raises(SystemExit):
-        run(tmp_path / "run", hook=interrupt(after=1 + 2 * 3 + 2 + 1))
-    assert [path.name[-2:] for path in run_checkpoints(tmp_path / "run", scheduled=True)] == ["03"]
-    run(tmp_path / "run", config=replace(LONG, steps=7))
-    assert [path.name[-2:] for path in run_checkpoints(tmp_path / "run")] == ["06", "07"] == \
-           [path.name[-2:] for path in run_checkpoints(tmp_path / "run", scheduled=True)]
-
-
-def as_of_an_earlier_version(folder):
-    """Take from a training checkpoint what earlier versions did not write, in place."""
-    progress, info = json.loads((folder / "progress.json").read_text()), json.loads((folder / "info.json").read_text())
-    del progress["place"], progress["norms"], info["scheduled"]
-    for row in progress["log"]:
-        del row["gradient_norm"]
-    manifest = json.loads((folder / MANIFEST).read_text())
-    for name, value in (("progress.json", progress), ("info.json", info)):
-        (folder / name).write_text(json.dumps(value))
-        manifest["files"][name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
-    (folder / MANIFEST).write_text(json.dumps(manifest))
-
-
-@pytest.mark.parametrize("earlier", [False, True])
-def test_going_on_begins_in_its_epoch_or_where_an_earlier_version_would_have(undisturbed, tmp_path, monkeypatch, earlier):
-    run(tmp_path / "run", config=replace(LONG, steps=9))
-    last = run_checkpoints(tmp_path / "run")[-1]
-    place = json.loads((last / "progress.json").read_text())["place"]
-    if earlier:
-        as_of_an_earlier_version(last)
-    cut, real = [], batches.epoch_batches
-    monkeypatch.setattr(batches, "epoch_batches", lambda pairs, size, seed, **rest: (cut.append(seed), real(pairs, size, seed, **rest))[1])
-    log, model = run(tmp_path / "run", seed=5)
-    assert torch.equal(state(model), undisturbed[2]) and log[-1]["valid_loss"] == undisturbed[1][-1]["valid_loss"]
-    assert cut[0] == ((0, 0) if earlier else (0, place[0])) and place[0] > 1, "replayed, or not begun where it stopped"
-    assert json.loads((run_checkpoints(tmp_path / "run")[-1] / "progress.json").read_text())["place"] == \
-           json.loads((run_checkpoints(tmp_path / "undisturbed")[-1] / "progress.json").read_text())["place"]
-
-
-def test_a_run_does_not_go_on_from_weights_alone(tmp_path):
-    run(tmp_path / "run", config=replace(LONG, keep_last=4))
-    for folder in run_checkpoints(tmp_path / "run")[-2:]:
-        (folder / "optimizer.safetensors").write_bytes(b"")
-    with pytest.raises(ValueError, match="none of its 4 checkpoints is whole .step-00000006, step-00000003 lack the optimiser"):
-        run(tmp_path / "run", config=replace(LONG, keep_last=4, steps=14))
-
-
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "progress.json", "manifest.json"])
-@pytest.mark.parametrize("damage", ["cut", "flipped", "missing"])
-def test_damaged_checkpoint_is_named_and_the_one_before_it_is_used(undisturbed, tmp_path, capsys, name, damage):
-    run(tmp_path / "run", config=replace(LONG, steps=6))
-    file = run_checkpoints(tmp_path / "run")[-1] / name
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 4
-    file.unlink() if damage == "missing" else file.write_bytes(data if damage == "flipped" else data[:-7])
-    log, model = run(tmp_path / "run", seed=5)
-    told = capsys.readouterr().err
-    assert "step-00000006" in told and (name in told or name == "manifest.json") and "damaged-step-00000006" in told
-    assert digests(tmp_path / "run") == undisturbed[0] and log == undisturbed[1]
-    assert len(list((tmp_path / "run").glob("damaged-*"))) == 1, "put aside, not deleted"
-
-
-def test_run_without_a_whole_checkpoint_is_refused(tmp_path):
-    run(tmp_path / "run", config=replace(LONG, steps=6))
-    for folder in run_checkpoints(tmp_path / "run"):
-        (folder / "progress.json").unlink()
-    with pytest.raises(ValueError, match="none of its 2 checkpoints is whole"):
-        run(tmp_path / "run")
-
-
-def test_another_vocabulary_configuration_or_corpus_is_refused_by_name(tmp_path):
-    words = WordTokenizer.fit(TEXTS)
-    train(Transformer(TransformerConfig(len(words), N=1, d_model=16, d_ff=32, h=2)), PAIRS[:2], PAIRS[:1], LONG, False,
-          tmp_path / "words", words)
-    others = WordTokenizer.fit([("a", "b"), *TEXTS])
-    with pytest.raises(ValueError, match="step-00000012 was made with another vocabulary"):
-        train(Transformer(TransformerConfig(len(others), N=1, d_model=16, d_ff=32, h=2)), PAIRS[:2], PAIRS[:1], LONG,
-              False, tmp_path / "words", others)
-    run(tmp_path / "run")
-    longer = replace(LONG, steps=14, save_every=5)
-    with pytest.raises(ValueError, match="another model .d_ff was 32 and is now 64"):
-        run(tmp_path / "run", config=longer, d_ff=64)
-    with pytest.raises(ValueError, match="another training configuration .warmup was 3 and is now 4"):
-        run(tmp_path / "run", config=replace(longer, warmup=4))
-    with pytest.raises(ValueError, match="another corpus"):
-        run(tmp_path / "run", config=longer, pairs=PAIRS[:4])
-    assert [row["step"] for row in run(tmp_path / "run", config=longer)[0]] == [2, 4, 6, 8, 10, 12, 14]
-
-
-def test_every_number_that_decides_a_run_must_be_the_same_when_it_goes_on(tmp_path):
-    run(tmp_path / "run")
-    free = {"steps": 14, "save_every": 5, "keep_last": 3, "max_skipped": 2, "patience": 9}
-    other = {"max_tokens": 32, "accumulate": 1, "warmup": 4, "factor": 0.4, "label_smoothing": 0.2, "validate_every": 3,
-             "precision": "bf16", "compile": True, "seed": 1, "clip": 2.0}
-    assert free.keys() | other.keys() == {field.name for field in fields(TrainingConfig)}
-    for name, value in other.items():
-        with pytest.raises(ValueError, match=f"made with another training configuration .{name} was .* and is now {value!r}"):
-            run(tmp_path / "run", config=replace(LONG, steps=14, **{name: value}))
-    assert run(tmp_path / "run", config=replace(LONG, **free))[0][-1]["step"] == 14
-
-
-def test_full_disk_leaves_the_checkpoint_before_intact(undisturbed, tmp_path, monkeypatch):
-    real, writes = checkpoints.save_file, []
-
-    def full(tensors, path):
-        writes.append(path)
-        if len(writes) == 4:  # the optimiser of the second checkpoint
-            path.write_bytes(b"half of it")
-            raise OSError(errno.ENOSPC, "No space left on device")
-        real(tensors, path)
-
-    monkeypatch.setattr(checkpoints, "save_file", full)
-    with pytest.raises(OSError, match="No space left"):
-        run(tmp_path / "run")
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["log.jsonl", "step-00000003"]
-    assert run(tmp_path / "run", seed=5)[0] == undisturbed[1] and digests(tmp_path / "run") == undisturbed[0]
-
-
-def test_training_goes_on_while_a_checkpoint_is_written_and_its_error_ends_the_run(tmp_path, monkeypatch):
-    passes, seen, real = [], [], checkpoints.save_file
-
-    def slow(tensors, path):
-        before, deadline = len(passes), time.time() + 20
-        while len(passes) == before and time.time() < deadline:  # until the loop goes on
-            time.sleep(0.001)
-        seen.append(len(passes) - before)
-        real(tensors, path)
-        if len(seen) == 3:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(checkpoints, "save_file", slow)
-    with pytest.raises(OSError, match="No space left"):
-        run(tmp_path / "run", config=replace(LONG, steps=40, save_every=10, validate_every=40),
-            hook=lambda *_: (passes.append(1), time.sleep(0.005))[0])
-    assert seen[0] > 0, "the loop stood still"
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["step-00000010"]
-
-
-# From a corpus to the book's model
 
 def corpus(train_pairs=TEXTS, valid=TEXTS[:2]):
     return Corpus("toy", "en", "de", list(train_pairs), list(valid), TEXTS[:1])
@@ -820,18 +466,11 @@ def test_train_on_names_the_split_that_is_too_small():
 def test_seed_decides_the_first_weights_too():
     tokenizer = WordTokenizer.fit(TEXTS)
     config = TransformerConfig(len(tokenizer), N=1, d_model=16, d_ff=16, h=2)
-    runs = []
+    ends = []
     for seed in (0, 0, 1):
         barely = replace(QUICK, steps=1, factor=1e-9, seed=seed)
-        runs.append(state(train_on(corpus(), tokenizer, config, barely, show_progress=False)[0]))
-    assert torch.equal(runs[0], runs[1]) and (runs[0] - runs[2]).abs().max() > 0.01
-
-
-def test_the_books_model_comes_with_the_package_for_single_precision():
-    saved, (sizes, config) = book_model(), training.PRESETS["toy"]
-    assert {weight.dtype for weight in saved.model.state_dict().values()} == {torch.float32} and not saved.model.training
-    assert saved.model.config == replace(sizes, vocab_size=len(saved.tokenizer)) and TrainingConfig(**saved.info["training"]) == config
-    assert saved.tokenizer.as_dict() == WordTokenizer.fit(load_corpus("toy").train).as_dict()
+        ends.append(state(train_on(corpus(), tokenizer, config, barely, show_progress=False)[0]))
+    assert torch.equal(ends[0], ends[1]) and (ends[0] - ends[2]).abs().max() > 0.01
 
 
 def test_presets_of_the_book_give_at_most_a_million_parameters():
@@ -839,61 +478,18 @@ def test_presets_of_the_book_give_at_most_a_million_parameters():
     assert sum(weight.numel() for weight in model.parameters()) <= 1_000_000
 
 
-def test_every_process_has_random_numbers_of_its_own_and_the_first_those_of_one_alone(monkeypatch):
-    drawn = []
-    for rank in range(4):
-        monkeypatch.setattr(runs, "ranks", lambda rank=rank: (rank, 4))
-        training.Run(tiny(), QUICK, (PAIRS, PAIRS[:2]))
-        drawn.append(torch.rand(8).tolist())
-    torch.manual_seed(QUICK.seed)
-    assert drawn[0] == torch.rand(8).tolist() and len(set(map(tuple, drawn))) == 4
-
-
-def test_going_on_with_other_processes_repeats_no_random_numbers(monkeypatch, tmp_path):
-    """Neither those the run began with nor those of another process."""
-    _, model = run(tmp_path / "run", config=replace(LONG, steps=3))
-    drawn = []
-    for rank in range(3):
-        with monkeypatch.context() as patch:
-            patch.setattr(runs, "ranks", lambda rank=rank: (rank, 3))
-            going_on = training.Run(tiny(seed=5, dropout=0.3), LONG, (PAIRS, PAIRS[:2]), tmp_path / "run")
-        drawn.append(torch.rand(8).tolist())
-        training.resume(going_on)
-        drawn.append(torch.rand(8).tolist())
-        assert going_on.progress["step"] == 3 and torch.equal(state(going_on.model), state(model))
-    assert len(set(map(tuple, drawn))) == 6
-
-
-def test_a_prepared_model_draws_sixteen_bits_for_dropout_and_goes_on_with_the_same_masks(tmp_path):
-    wide = {"d_model": 256, "d_ff": 16, "dropout": 0.3}  # 64 pairs of 9 tokens are more numbers than PyTorch's own way is kept for
-    pairs = [([3 + i % 12] * 8, [3 + (i * 5) % 12] * 8) for i in range(64)]
-    config = TrainingConfig(steps=2, max_tokens=576, warmup=2, validate_every=2, save_every=1)
-    losses = []
-    for folder, stops in (("whole", (2,)), ("parts", (1, 2))):
-        for steps in stops:
-            torch.manual_seed(0)
-            model = prepare(tiny(**wide))
-            log = train(model, pairs, pairs[:2], replace(config, steps=steps), False, tmp_path / folder, loss=ChunkedLoss)
-        assert {type(m) for m in model.modules() if isinstance(m, torch.nn.Dropout)} == {SixteenBitDropout}
-        losses.append((log[-1]["valid_loss"], model.embedding.weight.detach().clone()))
-    assert losses[0][0] == losses[1][0] and torch.equal(losses[0][1], losses[1][1])
-
-
 def test_another_padding_than_that_of_the_batches_is_refused():
     with pytest.raises(ValueError, match="pad_id=3: give 0, which batches have"):
         train(tiny(pad_id=3), PAIRS, PAIRS, QUICK, show_progress=False)
 
 
-def test_a_run_folder_on_one_rank_only_is_a_difference(monkeypatch, tmp_path):
-    told = []
+@pytest.mark.parametrize("per_update, taken", [(0.01, 1000), (0.1, 1000), (0.2, 750), (0.25, 600), (1.0, 400), (30.0, 400)])
+def test_a_slow_machine_takes_as_many_updates_as_fit_but_not_too_few(monkeypatch, per_update, taken):
+    clock, made = [100.0], []
+    monkeypatch.setattr(training.time, "perf_counter", lambda: clock[0])
 
-    def seen(facts):
-        told.append(facts)
-        raise KeyError
+    def run(updates):
+        made.append(updates)
+        clock[0] += updates * per_update
 
-    monkeypatch.setattr(runs, "ranks", lambda: (0, 2))
-    monkeypatch.setattr(runs, "check_agreement", seen)
-    for folder in (None, tmp_path / "run"):
-        with pytest.raises(KeyError):
-            train(tiny(), PAIRS, PAIRS, QUICK, show_progress=False, run_folder=folder)
-    assert runs.first_difference(*told) == ("run folder", "run folder", False, True)
+    assert updates_in(150, 1000, run, least=0.4) == taken and made == [20]

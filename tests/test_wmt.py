@@ -162,7 +162,7 @@ def test_the_script_trains_on_two_machines_that_are_one_through_sigterm_and_a_mi
     """The real torchrun and the real command, two launchers with a process each that meet at one address."""
     (cluster / "programs" / "torchrun").write_text(
         f'#!/bin/bash\nexec {sys.executable} -m torch.distributed.run --local-addr=localhost "$@"\n')
-    from annotated.batches import prepare_corpus
+    from annotated.prepared import prepare_corpus
 
     prepare_corpus("toy", cluster / "prepared", 600)
     (cluster / "time_is_over").touch()

@@ -24,14 +24,14 @@ from pathlib import Path
 import torch
 
 from annotated import fast
-from annotated.checkpoints import load_checkpoint
+from annotated.checkpoints import book_model, load_checkpoint, run_checkpoints
 from annotated.chunked_loss import ChunkedLoss
 from annotated.corpora import load_corpus
 from annotated.decoding import translate
+from annotated.distributed import check_device, process_group, ranks
 from annotated.evaluation import training_flops
 from annotated.files import provenance, write_json
-from annotated.runs import check_device, process_group, ranks, run_checkpoints
-from annotated.training import TrainingConfig, book_model, train
+from annotated.training import TrainingConfig, train
 from annotated.transformer import TransformerConfig
 
 PEAK = {"A100": 312e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12}  # dense bfloat16, operations a second

@@ -1,0 +1,38 @@
+"""What the tests of training share: a few pairs, a tiny model, quick configurations, and runs in folders."""
+
+import json
+import os
+import signal
+from dataclasses import replace
+
+from helpers import random_model
+
+from annotated.checkpoints import MANIFEST, run_checkpoints
+from annotated.training import TrainingConfig, train
+
+PAIRS = [([4, 5, 6], [7, 8]), ([9], [10, 11, 12, 13]), ([5, 4, 9, 6, 14], [13, 7, 15]), ([14, 14], [8, 8, 10]), ([6], [15])]
+QUICK = TrainingConfig(steps=6, max_tokens=16, warmup=3, factor=0.3, validate_every=2)
+LONG = replace(QUICK, steps=12, save_every=3, keep_last=2, accumulate=2)
+
+
+def tiny(seed=0, **changes):
+    return random_model(16, seed, **changes)
+
+
+def digests(folder):
+    """What identifies the last checkpoint of a run: weights, optimiser, random numbers, log."""
+    return json.loads((run_checkpoints(folder)[-1] / MANIFEST).read_text())["files"]
+
+
+def run(folder, seed=0, config=LONG, pairs=PAIRS, hook=None, **changes):
+    """Train a small model with dropout in a run folder; the model that goes on starts with other weights."""
+    model = tiny(seed, dropout=0.3, **changes)
+    if hook is not None:
+        model.encoder.register_forward_pre_hook(hook)
+    return train(model, pairs, PAIRS[:2], config, show_progress=False, run_folder=folder), model
+
+
+def interrupt(after):
+    """A hook that sends SIGTERM to this process at its forward pass number `after`."""
+    calls = []
+    return lambda *_: (calls.append(1), len(calls) == after and os.kill(os.getpid(), signal.SIGTERM))[0]
