@@ -36,7 +36,7 @@ WORK = ROOT / "_build" / "mutmut"
 # Every module with a function is sampled, and guarded by tests/test_<module>.py; these by the tests of others too.
 MODULES = sorted(path.stem for path in PACKAGE.glob("*.py") if "def " in path.read_text(encoding="utf-8"))
 C_MODULES = [f"{module}.c" for module in MODULES if "#pragma omp" in (PACKAGE / f"{module}.py").read_text(encoding="utf-8")]
-ALSO = {"attention": "multi_head", "checkpoints": "training", "masking": "transformer", "native": "fast", "runs": "training",
+ALSO = {"attention": "multi_head", "checkpoints": "training", "masking": "transformer", "runs": "training",
         "style": "attention_charts charts", "transformer": "masking"}
 FEWEST, FEWEST_IN_C = 6, 20  # mutants of a module that are run, if it has as many
 # One test asks what importing loads: it would find mutmut.
@@ -245,7 +245,7 @@ def report(share, seed):
                 was, now = differs(name)
                 kind, why = reason(module, was, now, reasons)
                 survivors.append({"module": module, "outcome": end, "was": was, "now": now, "kind": kind, "why": why})
-    total = {key: sum(line[key] for line in lines.values()) for key in lines["native"]}
+    total = {key: sum(line[key] for line in lines.values()) for key in ("mutants", "sampled", "run", "killed", "survived", "timeouts")}
     equivalent = sum(survivor["kind"] == "equivalent" for survivor in survivors)
     result = {"tool": f"mutmut {version('mutmut')}", "command": f"python tools/mutation_score.py --share {share} --seed {seed}",
               **provenance(),
