@@ -70,19 +70,17 @@ def test_matmul_is_the_product_within_the_worst_case(precision, rows, width, out
     if precision == "int8":
         step, half = input_steps(x), weight.abs().amax(1) / 254
         most += step * weight.abs().sum(1) + half * (x.abs().sum(1, True) + step * width)
-    expected = F.linear(x.double(), weight.double(), bias.double())
-    assert ((linear(x, weight, bias, precision) - expected).abs() <= most).all()
+    off = linear(x, weight, bias, precision) - F.linear(x.double(), weight.double(), bias.double())
+    assert (off.abs() <= most).all()
 
 
-def test_inputs_and_weights_are_rounded_to_the_nearest():
+def test_inputs_are_rounded_to_the_nearest():
     x = torch.cat([torch.linspace(-3, 3, 64), 1 + torch.arange(64) / 256]).view(4, 32)  # ties too
     assert torch.equal(linear(x, torch.eye(32), torch.zeros(32), "bf16"), x.bfloat16().float())
     x = torch.randn(500, 32) + torch.linspace(-40, 40, 500).unsqueeze(1)
     x[0] = 0
     off = (linear(x, torch.eye(32), torch.zeros(32), "int8") - x).abs()
     assert (off <= 0.501 * input_steps(x)).all()
-    q, scale = quantize_weight(x)
-    assert ((q * scale.unsqueeze(1) - x).abs() <= 0.501 * scale.unsqueeze(1)).all()
 
 
 @every_precision
@@ -151,12 +149,13 @@ def test_steps_are_those_of_page_18_with_any_threads(precision, norm_first, posi
 def test_bad_tokens_and_full_caches_are_refused_and_change_nothing(unenforced):
     model = tiny(positions="learned")
     steps = c_steps(model)(model, SOURCE, 100)
-    for wrong in (301, -1, 2**40):
-        with pytest.raises(ValueError, match=f"row 1 has the token {wrong}: give an id from 0 to"):
-            steps.step(torch.tensor([[5], [wrong], [5]]))
-    for shape in ((3, 2), (2, 1), (3,)):
-        with pytest.raises(ValueError, match="for 3 rows: give one a row, and call select"):
-            steps.step(torch.full(shape, 5))
+    for tokens, words in (([[5], [301], [5]], "row 1 has the token 301: give an id from 0 to 300"),
+                          ([[5], [5], [-1]], "row 2 has the token -1"),
+                          ([[2**40], [5], [5]], "row 0 has the token 1099511627776"),
+                          ([[5]] * 2, "for 3 rows: give one a row, and call select"),
+                          ([[5, 5]] * 3, "for 3 rows: give one a row, and call select")):
+        with pytest.raises(ValueError, match=words):
+            steps.step(torch.tensor(tokens))
     for _ in range(9):  # as many as the model has learned positions
         assert steps.step(torch.full((3, 1), 5, dtype=torch.int32)).isfinite().all()
     with pytest.raises(ValueError, match="room for 9 positions, not 10: give a larger capacity"):
@@ -195,8 +194,7 @@ WRONG = [
     (replaced(LAST + "feed_forward.forward", HOOK), "feed_forward, which has a forward of its own"),
     (lambda model: model.decoder.layers.append(nn.Identity()), "layers.2, which is not in"),
     (lambda model: model.decoder.layers.pop(1), "layers.1, which is missing"),
-    (lambda model: model.decoder.norm.register_forward_hook(HOOK), "norm, which has a hook"),
-    (lambda model: model.embedding.register_forward_pre_hook(HOOK), "embedding, which has a hook"),
+    (lambda model: model.decoder.norm.register_forward_pre_hook(HOOK), "norm, which has a hook"),
     (lambda model: model.double(), "is in torch.float64 on cpu"),
     (lambda model: model.embedding.to("meta"), "is in torch.float32 on meta")]
 
@@ -231,11 +229,11 @@ def test_recorded_learning_and_other_models_are_refused():
 
 def test_prepared_parts_count_as_the_plain_ones():
     model = tiny()
-    plain = model.get_submodule(LAST + "self_attention.attention")
+    make, plain = c_steps(model), model.get_submodule(LAST + "self_attention.attention")
+    expected = hidden_vectors(make(model, SOURCE, 9))
     prepared = type("Prepared", (type(plain),), {"plain": plain})()
-    expected = hidden_vectors(c_steps(model)(model, SOURCE, 9))
     replaced(LAST + "self_attention.attention", prepared)(model)
-    assert torch.equal(hidden_vectors(c_steps(model)(model, SOURCE, 9)), expected)
+    assert torch.equal(hidden_vectors(make(model, SOURCE, 9)), expected)
 
 
 # The compiler
@@ -245,10 +243,9 @@ def test_what_cannot_be_compiled_or_loaded_is_an_error_that_says_why(monkeypatch
         compile_c("int f(void) { int x; return 1; }")
     monkeypatch.setattr(c_engine, "_library_path", lambda precision: tmp_path / "step.so")
     for name, words in (("no-such-cc", "there is no C compiler"), ("false", "does not compile"),
-                        ("cc", "step.so cannot be loaded")):
+                        ("kept", "step.so cannot be loaded")):
         monkeypatch.setenv("CC", name)
-        if name == "cc":
-            (tmp_path / "step.so").write_text("no library")
+        (tmp_path / ("step.so" if name == "kept" else "other")).touch()
         with pytest.raises(OSError, match=f"{words}.*engine 'torch'"):
             c_engine.library.__wrapped__("fp32")
 
@@ -273,9 +270,8 @@ def watched(precision, path):
     for sizes in ({}, {"d_model": 5, "d_ff": 7, "h": 1, "d_k": 1, "d_v": 2, "positions": "learned"},
                   {"d_model": 33, "d_ff": 32, "h": 2, "d_k": 40, "d_v": 50, "norm_first": True}):
         model = tiny(**sizes)
-        for threads in (1, 2):
-            hidden = hidden_vectors(c_steps(model, precision, threads)(model, SOURCE, 9))
-            assert hidden.isfinite().all()
+        steps = c_steps(model, precision, threads=2)(model, SOURCE, 9)
+        assert hidden_vectors(steps).isfinite().all()
     for odd in (float("nan"), float("inf"), 1e38):
         linear(torch.full((3, 7), odd), torch.randn(5, 7), torch.zeros(5), precision)
 
@@ -289,12 +285,11 @@ def test_the_sanitizers_find_nothing(precision, options, tmp_path):
     runtime = subprocess.run(command, capture_output=True, text=True).stdout.strip()
     if not Path(runtime).is_file() or options and os.uname().machine != "x86_64":
         pytest.skip("the compiler has no sanitizer, or no such processor")
-    library, bits = tmp_path / "step.so", {"fp32": 32, "bf16": 16, "int8": 8}[precision]
+    library, bits = tmp_path / "step.so", c_engine._BITS[precision]
     watched = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", *options]
     library.write_bytes(compile_c(c_engine.c_source(), f"-DBITS={bits}", *watched))
     environment = {**os.environ, "LD_PRELOAD": runtime, "ASAN_OPTIONS": "detect_leaks=0"}
     program = f"import test_c_engine; test_c_engine.watched({precision!r}, {str(library)!r})"
-    environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True,
-                          text=True)
+                          text=True, cwd=Path(__file__).parent)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -19,9 +19,9 @@ from helpers import PAIRS, ROOT, TEXTS, one_thread, random_model, run_python, st
 from torch import nn
 from torch.nn import functional as F
 
-from annotated import batches, decoding, fast, production, terminal, training
+from annotated import batches, checkpoints, decoding, distributed, fast, production, terminal, training
 from annotated.batches import load_prepared, prepare_corpus
-from annotated.checkpoints import load_checkpoint, save_checkpoint
+from annotated.checkpoints import run_checkpoints, load_checkpoint, save_checkpoint
 from annotated.chunked_loss import ChunkedLoss
 from annotated.corpora import Corpus
 from annotated.decoding import beam_search, translate
@@ -138,7 +138,7 @@ def test_commands_take_the_gpu_where_one_is_unless_told_otherwise(tmp_path, caps
         raise ValueError("so far")
 
     for function in ("process_group", "check_device"):
-        monkeypatch.setattr(runs, function, refuse)
+        monkeypatch.setattr(distributed, function, refuse)
     commands = {"train": [own, "--out", tmp_path / "x"], "translate": [], "vary": ["toy", "--out", tmp_path / "x"],
                 "parse": ["gum", "--out", tmp_path / "x"]}
     for gpu in (True, False):
