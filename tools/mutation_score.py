@@ -36,7 +36,7 @@ WORK = ROOT / "_build" / "mutmut"
 # Every module with a function is sampled, and guarded by tests/test_<module>.py; these by the tests of others too.
 MODULES = sorted(path.stem for path in PACKAGE.glob("*.py") if "def " in path.read_text(encoding="utf-8"))
 C_MODULES = [f"{module}.c" for module in MODULES if "#pragma omp" in (PACKAGE / f"{module}.py").read_text(encoding="utf-8")]
-ALSO = {"attention": "multi_head", "checkpoints": "training", "masking": "transformer", "native": "fast", "runs": "training",
+ALSO = {"attention": "multi_head", "checkpoints": "run_state", "loader": "training", "masking": "transformer", "native": "fast",
         "style": "attention_charts charts", "transformer": "masking"}
 FEWEST, FEWEST_IN_C = 6, 20  # mutants of a module that are run, if it has as many
 # One test asks what importing loads: it would find mutmut.
