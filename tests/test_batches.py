@@ -22,7 +22,6 @@ from annotated.batches import (
     epoch_batches,
     gather,
     largest_batch,
-    pad,
     padding_share,
     pair_lengths,
     prefetch,
@@ -65,11 +64,6 @@ def test_an_empty_batch_is_refused():
 def test_special_ids_inside_a_pair_are_refused(special):
     with pytest.raises(ValueError, match=f"pair 1 holds the special id {special}: give ids as `encode`"):
         Batch.collate([([5], [6]), ([5, special], [6])])
-
-
-def test_pad_fills_up_on_the_right():
-    assert pad([[7, 8, 9], [5], []]).tolist() == [[7, 8, 9], [5, 0, 0], [0, 0, 0]]
-    assert pad([[]]).shape == (1, 0) and pad([[]]).dtype == torch.int64
 
 
 @examples(100)
@@ -115,16 +109,10 @@ def test_equal_lengths_meet_other_company_with_another_seed():
     assert not company[0] & company[1]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "match"),
-    [
-        (([(3, 4), (9, 30), (2, 25)], 20), "pair 1 has 30 tokens, more than max_tokens=20"),
-        (([(3, 4)], 20, "shuffled"), "order='shuffled' is unknown: give 'bucketed'"),
-        (([], 20), r"shape \(0,\): give \(pairs, 2\)"),
-        (([3, 4], 20), r"shape \(2,\): give \(pairs, 2\)"),
-        ((np.zeros((0, 2)), 20), r"shape \(0, 2\).*at least one pair"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "match"), [
+    (([(3, 4), (9, 30), (2, 25)], 20), "pair 1 has 30 tokens, more than max_tokens=20"),
+    (([(3, 4)], 20, "shuffled"), "order='shuffled' is unknown: give 'bucketed'"), (([], 20), r"shape \(0,\): give \(pairs, 2\)"),
+    (([3, 4], 20), r"shape \(2,\): give \(pairs, 2\)"), ((np.zeros((0, 2)), 20), r"shape \(0, 2\).*at least one pair")])
 def test_bad_input(arguments, match):
     with pytest.raises(ValueError, match=match):
         token_batches(*arguments)
@@ -144,12 +132,8 @@ def test_c22_padding_share_is_what_tensors_hold(pairs, max_tokens):
 def test_c22_bucketing_leaves_at_most_five_percent_of_padding_on_toy():
     # words by white space: near enough to the tokens, and quick
     lengths = [(len(source.split()) + 2, len(target.split()) + 2) for source, target in load_corpus("toy").train]
-    shares = {
-        order: padding_share(lengths, token_batches(lengths, 4096, order)) for order in ("random", "sorted", "bucketed")
-    }
-    assert (
-        shares["bucketed"] <= 0.05 and shares["bucketed"] == pytest.approx(shares["sorted"]) and shares["random"] > 0.3
-    )
+    shares = {order: padding_share(lengths, token_batches(lengths, 4096, order)) for order in ("random", "sorted", "bucketed")}
+    assert shares["bucketed"] <= 0.05 and shares["bucketed"] == pytest.approx(shares["sorted"]) and shares["random"] > 0.3
 
 
 def test_c22_both_sides_fit_when_their_lengths_differ():

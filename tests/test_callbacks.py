@@ -23,21 +23,19 @@ pytestmark = pytest.mark.usefixtures(one_thread.__name__)
 
 
 class Record(Callback):
-    """Notes each hook, and may do something at one."""
+    """Notes each hook with its step, and may do something at one."""
 
     def __init__(self, at=None, act=None):
         self.seen, self.at, self.act = [], at, act
 
-    def __getattribute__(self, name):
-        if name not in ("on_start", "on_validation", "on_step", "on_end", "close"):
-            return super().__getattribute__(name)
+    def note(self, hook, run=None):
+        self.seen.append((hook, run and run.step))
+        if self.seen[-1] == self.at:
+            self.act(run)
 
-        def hook(run=None, *_):
-            self.seen.append((name, run and run.step))
-            if self.act and self.seen[-1] == self.at:
-                self.act(run)
 
-        return hook
+for hook in ("on_start", "on_validation", "on_step", "on_end", "close"):
+    setattr(Record, hook, lambda self, run=None, row=None, hook=hook: self.note(hook, run))
 
 
 def test_hooks_come_in_order_and_all_are_closed_after_an_error():

@@ -11,7 +11,7 @@ import pytest
 from test_batches import assert_same
 
 from annotated import prepared as module
-from annotated.batches import Batch, as_arrays, epoch_batches, gather, pair_lengths, real_tokens
+from annotated.batches import Batch, as_arrays, gather, pair_lengths, real_tokens
 from annotated.corpora import Corpus, PairStream
 from annotated.prepared import EncodedPairs, all_cores, load_prepared, prepare_corpus, write_encoded
 from annotated.tokens import END, SubwordTokenizer
@@ -62,13 +62,6 @@ def test_encoded_pairs_are_the_list_of_pairs(tmp_path, chunk, size, dtype):
     assert pairs.longest == tuple(lengths.max(axis=0)) and pairs.manifest["languages"] == ["en", "de"]
     pairs.release()
     assert pairs[7] == wanted[7]
-
-
-def test_lengths_are_known_without_reading_the_ids(folder):
-    pairs = EncodedPairs(folder)
-    pairs.ids = None
-    assert pair_lengths(pairs).shape == (200, 2) and len(list(epoch_batches(pairs, 256, (0, 0)))) > 1
-    assert pair_lengths([]).shape == (0, 2)
 
 
 def test_the_digest_stands_for_the_contents(tmp_path):
@@ -359,15 +352,6 @@ def test_parts_of_two_preparations_do_not_go_together(corpus, tmp_path, part):
     (tmp_path / "one" / "prepared.json").write_text("{")
     with pytest.raises(ValueError, match="prepared.json is damaged"):
         load_prepared(tmp_path / "one")
-
-
-def test_a_prepared_corpus_is_read_byte_by_byte_on_request(corpus, tmp_path):
-    prepare_corpus("mine", tmp_path / "p", 300)
-    ids = tmp_path / "p" / "train" / "ids.bin"
-    ids.write_bytes(ids.read_bytes()[:-1] + bytes([ids.read_bytes()[-1] ^ 1]))
-    assert len(load_prepared(tmp_path / "p").train) == 200
-    with pytest.raises(ValueError, match="ids.bin has other contents than it should"):
-        load_prepared(tmp_path / "p", check=True)
 
 
 def test_languages_are_handed_on(corpus, tmp_path, monkeypatch):
