@@ -49,10 +49,9 @@ _build/axe/node_modules/axe-core/axe.min.js:  # without npm there is none, and t
 	@mkdir -p _build/axe
 	@npm install --silent --no-audit --no-fund --no-save --prefix _build/axe axe-core@4.14.1 || echo "axe-core could not be installed with npm"
 
-test-long: setup  ## the tests that take longer: properties on new examples, planted faults, a sample of mutants, runs that are killed 20 times, memory
+test-long: setup  ## the tests that take longer: properties on new examples, a sample of mutants, runs that are killed 20 times, memory
 	@echo "What a property test finds is printed under \"Falsifying example\": write it above the test as @example(...), and it comes back at each run."
 	$(PYTHON) -m pytest -q -m "long or hypothesis" --hypothesis-profile=long tests
-	$(PYTHON) tools/mutate.py
 	$(PYTHON) tools/mutation_score.py
 	@mkdir -p _build
 	$(PYTHON) experiments/kill_loop.py --kills 20 --processes 1 > _build/kill_loop_1.json && mv _build/kill_loop_1.json results/
@@ -85,7 +84,7 @@ _build/bench/ready: .venv/ready pyproject.toml  # the peers, in an environment o
 wmt: setup  ## the full WMT14 run of page 23 on this machine's GPUs (WMT_SIZE=base|big WMT_PAIR=en-de|en-fr); days
 	WMT_RUN=full $(PYTHON) tools/wmt.py
 
-gpu-check: setup  ## ten minutes on this machine's GPUs before a run costs money: _build/gpu_check/report.txt (CHECK="--device cpu": a tiny model)
+gpu-check: setup  ## ten minutes on this machine's GPUs before a run costs money: _build/gpu_check/report.json (CHECK="--device cpu": a tiny model)
 	$(PYTHON) tools/gpu_check.py $(CHECK)
 
 .PHONY: help setup book site test test-site axe test-long results lint lab sync export bench wmt gpu-check

@@ -22,7 +22,7 @@ from browsing import browser, serve, site  # noqa: E402, F401
 from publishing import publisher  # noqa: E402, F401
 
 LONGEST = ["test_live", "test_site_hostile", "test_processes", "test_variations", "test_saving", "test_decoding", "test_training",
-           "test_benchmarks", "test_cuda_trace"]  # fmt: skip
+           "test_benchmarks"]  # fmt: skip
 
 
 @pytest.fixture

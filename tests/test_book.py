@@ -12,9 +12,8 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 sys.path.insert(0, "tools")
-from mutate import MUTATIONS  # noqa: E402
 
-from notebooks import EXPORTED, KEPT_METADATA, PACKAGE, ROOT, TRAINS, complaints, folded, pages  # noqa: E402
+from notebooks import EXPORTED, KEPT_METADATA, ROOT, TRAINS, complaints, folded, pages  # noqa: E402
 
 PAGES = pages()
 HEADINGS = {  # in this order; a page that has one must not have it twice
@@ -123,36 +122,11 @@ def test_every_page_has_three_to_five_exercises_with_solutions_that_ran(path):
         assert cell.execution_count and (cell.outputs or "assert " in cell.source), f"shows and checks nothing: {cell.source[:60]!r}"
 
 
-def test_self_test_asks_twenty_questions_and_runs_their_answers():
-    cells = read(PAGES[-1]).cells
-    text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
-    numbers = [str(n) for n in range(1, 21)]
-    asked, run = text.split("## The answers, run")
-    assert re.findall(r"^\*\*(\d+)\.\*\* .*\?", asked, re.M) == numbers == re.findall(r"<summary>Answer (\d+)</summary>", asked)
-    assert len(re.findall(r"\]\(\w+\.ipynb\)\n\n</details>", asked)) == 20, "an answer that names no page"
-    assert re.findall(r"^\*\*(\d+)\.\*\* ", run, re.M) == numbers
-    folded = [cell for cell in cells if cell.cell_type == "code" and "hide-cell" in cell.metadata.get("tags", [])]
-    assert len(folded) == 20 and all("assert " in cell.source for cell in folded)
-
-
-def test_introduction_lists_the_questions_that_readers_ask():
-    asked = []
-    for path in PAGES:
-        for cell in (cell for cell in read(path).cells if cell.cell_type == "markdown"):
-            for heading in re.findall(r"^### (Readers ask: .*\?)$", cell.source, re.M):
-                anchor = re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
-                asked.append((heading.removeprefix("Readers ask: ").lower(), f"{path.name}#{anchor}"))
-    listed = "\n".join(cell.source for cell in read(PAGES[0]).cells if cell.cell_type == "markdown")
-    listed = listed.partition("## Questions that readers ask")[2].partition("\n## ")[0]
-    found = [(text.lower(), target) for text, target in re.findall(r"^- \[(.*)\]\((.*)\)$", listed, re.M)]
-    assert len(found) >= 8 and found == asked
-
-
 def test_picture_of_the_readme_is_the_one_in_the_introduction():
     stored = [output["data"]["image/png"] for cell in read(PAGES[0]).cells for output in cell.get("outputs", [])
               if "image/png" in output.get("data", {})]
     shown = (ROOT / "docs" / "attention.png").read_bytes()
-    assert shown in [base64.b64decode(picture) for picture in stored], "copy it anew: tools/pictures.py 00 writes it"
+    assert shown in [base64.b64decode(picture) for picture in stored], "copy it anew from page 00"
 
 
 def lock():
@@ -180,8 +154,3 @@ def test_conda_environment_installs_the_same_lock():
     assert "- -r requirements.lock" in text and "--no-build-isolation" not in text, "pip takes no such option from a file"
     least = re.search(r"python=([\d.]+)", text).group(1)
     assert f">={least}" == project["requires-python"]
-
-
-def test_every_planted_fault_still_finds_its_place():
-    lost = [fault for fault, module, old, *_ in MUTATIONS if old not in (PACKAGE / f"{module}.py").read_text(encoding="utf-8")]
-    assert not lost, "bring tools/mutate.py up to date"

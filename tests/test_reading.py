@@ -42,14 +42,14 @@ def test_lengths_are_counted_by_section(tmp_path):
     hidden.metadata["tags"] = ["hide-cell"]
     path = tmp_path / "12_x.ipynb"
     nbformat.write(nbformat.v4.new_notebook(cells=[*cells, hidden]), path)
-    found = reading.lengths(path)
-    assert found == {"": reading.Length(5, 0, 0), "Why": reading.Length(4, 2, 1)}
-    assert found["Why"].minutes == pytest.approx(4 / reading.WORDS + 2 / reading.LINES + 1 / reading.PICTURES)
-    assert reading.whole(path) == reading.Length(9, 2, 1) and reading.whole(path, ["Why"]) == reading.Length(9, 2, 1)
+    minutes = pytest.approx(9 / reading.WORDS + 2 / reading.LINES + 1 / reading.PICTURES)
+    assert reading.length(path) == reading.length(path, ["Why"]) == (9, 2, 1, minutes)
+    with pytest.raises(ValueError, match="12_x.ipynb has no section Why not"):
+        reading.length(path, ["Why not"])
 
 
 def test_the_book_is_short_enough_to_be_read():
-    words = {path.name[:2]: reading.whole(path).words for path in PAGES}
+    words = {path.name[:2]: reading.length(path).words for path in PAGES}
     assert sum(words.values()) <= 60_000 and max(words.values()) <= 3_500
     assert sum(count for page, count in words.items() if "01" <= page <= "08") <= 12_000
 

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from annotated.positional import sinusoidal_encoding
+from annotated.regularization import LabelSmoothingLoss
 from annotated.transformer import Transformer, TransformerConfig
 
 SOURCE = torch.tensor([[5, 6, 7, 8, 9, 4], [5, 6, 7, 0, 0, 0], [9, 8, 7, 6, 0, 0]])  # pad 0
@@ -118,16 +119,6 @@ def test_c1_whole_model_equals_pytorchs(norm_first):
             assert_close(mine.bias.grad, other.bias.grad, "offset of a last norm")
 
 
-@both_orders
-def test_c1_whole_model_equals_pytorchs_in_eval(norm_first):
-    config = small(norm_first=norm_first)
-    ours = random_weights(Transformer(config)).eval()
-    theirs, _ = pytorch_model(config, ours)
-    with torch.no_grad():  # PyTorch takes another path here, and leaves zeros at padded positions
-        expected = run_pytorch(theirs.eval(), ours.embedding.weight, config, SOURCE, TARGET)
-        assert_close(ours(SOURCE, TARGET)[TARGET != 0], expected[TARGET != 0], "logits")
-
-
 # --- nobody looks ahead, padding changes nothing ------------------------------------------------------------------
 
 
@@ -176,17 +167,6 @@ def test_padding_changes_nothing_at_real_positions(model, n, m, more):
     assert (together - alone).abs().max() <= 1e-12 and memory.abs().max() <= 1e-12
 
 
-def test_padding_in_the_middle_is_not_looked_at_either():
-    torch.manual_seed(0)
-    model = Transformer(small()).double()
-    source, target = torch.tensor([[5, 0, 6, 7]]), torch.tensor([[1, 0, 5, 6]])
-    with torch.no_grad():
-        before = model.hidden(source, target)
-        model.embedding.weight[0] += torch.randn(16)  # the only place where the content of padding could come from
-        change = (model.hidden(source, target) - before)[0].abs().amax(1)
-    assert change[[0, 2, 3]].max() <= 1e-12 < change[1]
-
-
 @both_orders
 def test_one_pass_equals_word_by_word(norm_first):
     model = random_weights(Transformer(small(norm_first=norm_first)))
@@ -208,35 +188,7 @@ def test_a_source_of_padding_only_gives_no_nan(norm_first):
     assert logits.isfinite().all() and all(p.grad.isfinite().all() for p in model.parameters())
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_with_padding_is_finite(dtype):
-    torch.manual_seed(0)
-    model = Transformer(small()).to(dtype)
-    assert model(SOURCE, TARGET).isfinite().all() and model(SOURCE, TARGET).dtype == dtype
-
-
 # --- one matrix, gradients, chance -------------------------------------------------------------------------------
-
-
-def test_c12_one_tensor_serves_three_uses():
-    torch.manual_seed(0)
-    model = Transformer(small(d_model=20, d_ff=30, h=4)).double()
-    assert [name for name, p in model.named_parameters() if 12 in p.shape] == ["embedding.weight"]
-    assert [name for name in model.state_dict() if "embedding" in name] == ["embedding.weight"]
-    source, target = torch.tensor([[3, 4]]), torch.tensor([[1, 5]])
-    F.cross_entropy(model(source, target)[0], torch.tensor([5, 2])).backward()
-    rows = model.embedding.weight.grad.abs().amax(1)
-    assert (rows > 0).all()  # by way of the softmax, every type
-    whole = model.embedding.weight.grad.clone()
-    model.zero_grad()
-    hidden = model.hidden(source, target)[0]
-    fixed = model.embedding.weight.detach()
-    F.cross_entropy(hidden @ fixed.T, torch.tensor([5, 2])).backward()  # not through the projection
-    inputs = model.embedding.weight.grad
-    assert inputs.abs().amax(1).nonzero().flatten().tolist() == [1, 3, 4, 5]  # exactly the types that were read
-    E = fixed.clone().requires_grad_()
-    F.cross_entropy(hidden.detach() @ E.T, torch.tensor([5, 2])).backward()
-    assert (inputs + E.grad - whole).abs().max() <= 1e-12
 
 
 @pytest.mark.parametrize(
@@ -267,28 +219,7 @@ def test_deterministic_without_dropout_and_in_eval():
     assert torch.equal(off_eval, model(SOURCE, TARGET))
 
 
-def test_dropout_rates_reach_their_places():
-    model = Transformer(small(dropout=0.1, attention_dropout=0.2, feed_forward_dropout=0.3))
-    rates = {name: m.p for name, m in model.named_modules() if isinstance(m, nn.Dropout)}
-    for name, rate in rates.items():
-        assert rate == (0.3 if "feed_forward" in name else 0.1), name
-    assert {"source_positions.dropout", "target_positions.dropout"} < set(rates)
-    assert len([name for name in rates if ".residual." in name]) == 2 * 2 + 2 * 3
-    attentions = [m for name, m in model.named_modules() if name.endswith("_attention")]
-    assert len(attentions) == 6 and all(layer.attention.dropout == 0.2 for layer in attentions)
-
-
 # --- options -----------------------------------------------------------------------------------------------------
-
-
-def test_widths_of_heads_other_than_d_model_over_h():
-    model = Transformer(small(h=3, d_k=5, d_v=7))  # 16 is not divisible by 3
-    shapes = {tuple(m.weight.shape) for name, m in model.named_modules() if name.endswith(("W_Q", "W_K"))}
-    assert shapes == {(15, 16)}
-    assert model.decoder.layers[0].cross_attention.W_V.weight.shape == (21, 16)
-    assert model(SOURCE, TARGET).shape == (3, 5, 12)
-    only_keys = Transformer(small(d_k=3)).encoder.layers[0].self_attention
-    assert [len(matrix.weight) for matrix in (only_keys.W_Q, only_keys.W_K, only_keys.W_V)] == [4 * 3, 4 * 3, 4 * 4]
 
 
 def test_learned_positions_take_the_place_of_sinusoids():
@@ -304,20 +235,6 @@ def test_learned_positions_take_the_place_of_sinusoids():
     assert change[0] > 1e-6 and change[1:].max() <= 1e-12
 
 
-def test_sinusoids_know_no_longest_length():
-    model = Transformer(small(max_length=4))
-    assert model(torch.full((1, 700), 5), torch.full((1, 300), 5)).shape == (1, 300, 12)
-
-
-def test_order_matters_on_both_sides():
-    torch.manual_seed(0)
-    model = Transformer(small()).double()
-    source, target = torch.tensor([[5, 6, 7]]), torch.tensor([[1, 5, 6]])
-    before = model(source, target)[0, -1]
-    assert (model(source.flip(1), target)[0, -1] - before).abs().max() > 1e-3
-    assert (model(source, target[:, [1, 0, 2]])[0, -1] - before).abs().max() > 1e-3
-
-
 def test_another_padding_id():
     torch.manual_seed(0)
     model = Transformer(small(pad_id=11)).double()
@@ -325,14 +242,6 @@ def test_another_padding_id():
     together, alone = model(source, target)[2, :2], model(source[2:, :4], target[2:, :2])[0]
     assert (together - alone).abs().max() <= 1e-12
     assert (model(SOURCE, TARGET)[2, :2] - alone).abs().max() > 1e-6  # here id 0 is a word like any other
-
-
-def test_weights_move_from_model_to_model():
-    torch.manual_seed(0)
-    one, two = Transformer(small()), Transformer(small())
-    assert not torch.equal(one(SOURCE, TARGET), two(SOURCE, TARGET))
-    two.load_state_dict(one.state_dict())
-    assert torch.equal(one(SOURCE, TARGET), two(SOURCE, TARGET))
 
 
 # --- first weights -----------------------------------------------------------------------------------------------
@@ -390,12 +299,6 @@ def test_c28_base_and_big_have_the_parameters_of_the_formula():
     assert big - 213e6 == pytest.approx(1.17e6, rel=0.01)  # … and 213 M
 
 
-@examples(30)
-@given(model=models())
-def test_parameters_of_any_model_follow_the_formula(model):
-    assert sum(p.numel() for p in model.parameters()) == formula(model.config) == count(model.config)
-
-
 def test_presets():
     base, big = TransformerConfig.base(), TransformerConfig.big(30_000, dropout=0.1)
     assert dataclasses.astuple(base)[:5] == (37_000, 6, 512, 2048, 8) and base.dropout == 0.1
@@ -416,26 +319,17 @@ def test_presets():
     ("changes", "message"),
     [
         ({"h": 3}, r"d_model=16 is not divisible by h=3: .*give d_k and d_v$"),
-        ({"h": 3, "d_k": 5}, r"d_model=16 is not divisible by h=3: .*give d_v"),
         ({"vocab_size": 0}, r"vocab_size=0 .*at least 1"),
         ({"N": 0}, r"N=0 .*at least 1"),
         ({"N": 2.0}, r"N=2\.0 .*whole number"),
-        ({"d_model": -16}, r"d_model=-16 .*at least 1"),
-        ({"d_ff": -1}, r"d_ff=-1 .*at least 1"),
-        ({"h": 0}, r"h=0 .*at least 1"),
         ({"h": True}, r"h=True .*whole number"),
-        ({"d_k": 0}, r"d_k=0 .*at least 1"),
-        ({"d_v": -4}, r"d_v=-4 .*at least 1"),
         ({"max_length": 0}, r"max_length=0 .*at least 1"),
         ({"dropout": 1.0}, r"dropout=1\.0 .*from 0 to below 1"),
-        ({"dropout": -0.1}, r"dropout=-0\.1 .*from 0 to"),
         ({"dropout": float("nan")}, r"dropout=nan .*from 0 to"),
         ({"dropout": "0.1"}, r"dropout='0\.1' .*from 0 to"),
-        ({"attention_dropout": 1}, r"attention_dropout=1 .*from 0 to"),
         ({"feed_forward_dropout": 1.5}, r"feed_forward_dropout=1\.5 .*from 0 to"),
         ({"norm_first": "post"}, r"norm_first='post' .*True \(pre-norm\) or False \(post-norm\)"),
         ({"positions": "rotary"}, r"positions='rotary' .*'sinusoidal' or 'learned'"),
-        ({"pad_id": -1}, r"pad_id=-1 .*from 0"),
         ({"pad_id": 12}, r"pad_id=12 .*vocab_size=12"),
     ],
 )
@@ -449,14 +343,11 @@ def test_config_errors_name_argument_value_and_mend(changes, message, unenforced
     [
         (SOURCE.float(), TARGET, r"source is of torch\.float32: .*torch\.int64"),
         (SOURCE, TARGET.int(), r"target is of torch\.int32: .*torch\.int64"),
-        (SOURCE, TARGET != 0, r"target is of torch\.bool: .*torch\.int64"),
         ([[5, 6]], TARGET, r"source is of list: .*torch\.int64"),
         (SOURCE[0], TARGET, r"source has shape \(6,\): .*\(batch, length\).*unsqueeze"),
-        (SOURCE, TARGET[None], r"target has shape \(1, 3, 5\): .*\(batch, length\)"),
         (SOURCE[:0], TARGET[:0], r"source has shape \(0, 6\): .*at least one token"),
         (SOURCE, TARGET[:, :0], r"target has shape \(3, 0\): .*at least one token"),
         (SOURCE[:2], TARGET, r"target holds 3 sentences, source 2"),
-        (SOURCE[:1], TARGET, r"target holds 3 sentences, source 1"),
     ],
 )
 def test_input_errors_name_the_input(source, target, message, unenforced):
@@ -503,3 +394,11 @@ print("opened", sorted(p for p in opened if not p.endswith((".py", ".pyc", "/MET
 
 def test_import_needs_torch_and_the_names_of_shapes_only_and_opens_no_file():
     assert run_python(WATCH, timeout=120).splitlines() == ["new ['annotated', 'jaxtyping', 'numpy']", "unwanted []", "opened []"]
+
+
+def test_a_model_on_another_device_makes_nothing_on_the_processor_and_reads_no_number_back():
+    """On "meta", which has no numbers, both are errors, as they are or cost a wait on a GPU."""
+    model, ids = Transformer(small()).to("meta"), torch.zeros(2, 5, dtype=torch.long, device="meta")
+    loss = LabelSmoothingLoss(0.1)(model(ids, ids[:, :-1]), ids[:, 1:])
+    loss.backward()
+    assert loss.device.type == "meta" and all(parameter.grad.device.type == "meta" for parameter in model.parameters())

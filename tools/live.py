@@ -4,7 +4,6 @@ The weights are rounded to half precision. They travel as base64 in a script, no
 where it is opened from the disk: browsers let no script read a file there, but they do run a script that stands beside the page.
 """
 
-import argparse
 import base64
 import json
 from pathlib import Path
@@ -86,14 +85,3 @@ def write(folder, saved=None):
     data = json.dumps(describe(saved or book_model()), separators=(",", ":"))
     path.write_text(f'"use strict";\nconst MODEL = {data};\nif (typeof module === "object") module.exports = MODEL;\n', encoding="ascii")
     return path
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("folder", help="where model.js goes: _static/live of the built site")
-    path = write(parser.parse_args().folder)
-    print(f"[live] {path}: {path.stat().st_size / 1e6:.1f} MB")
-
-
-if __name__ == "__main__":
-    main()

@@ -29,7 +29,7 @@ def build():
     rows = site_front.rows_of_path(described)
     (SOURCE / "index.md").write_text(site_front.front_page(described, rows, SOURCE), encoding="utf-8")
     for page, path in zip(described, paths, strict=True):
-        stage(path, SOURCE, site_front.below_title(page, rows))
+        stage(path, SOURCE, f"{{.links}}\n{page.links()}")
     render(SOURCE, fresh)
     shutil.rmtree(SITE, ignore_errors=True)  # only now: until a site is whole the one before stays
     fresh.rename(SITE)

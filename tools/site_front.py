@@ -22,36 +22,17 @@ LIVE = 10  # minutes at the live page, with which the path ends
 
 
 def rows_of_path(pages):
-    """[(title, address, sections, why, minutes)] of the two-hour path, the live page at its end; pages: those of `site_reference`."""
+    """[(title, address, why, minutes)] of the two-hour path, the live page at its end; pages: those of `site_reference`."""
     known = {page.path.name[:2]: page for page in pages}
-    rows = []
-    for stop in reading.two_hours():
-        page = known[stop.page]
-        rows.append((page.title, page.path.name, stop.sections, stop.why, stop.minutes))
-    return [*rows, ("Translate in your browser", "live.md", None, "watch every head while it translates your own sentence", LIVE)]
+    rows = [(known[stop.page].title, known[stop.page].path.name, stop.why, stop.minutes) for stop in reading.two_hours()]
+    return [*rows, ("Translate in your browser", "live.md", "watch every head while it translates your own sentence", LIVE)]
 
 
 def path_table(rows):
     """Markdown of the two-hour path."""
     lines = ["| number | stop | why | minutes |", "|---|---|---|---|"]
-    lines += [f"| {n} | [{title}]({address}) | {why} | {minutes:.0f} |" for n, (title, address, _, why, minutes) in enumerate(rows, 1)]
+    lines += [f"| {n} | [{title}]({address}) | {why} | {minutes:.0f} |" for n, (title, address, why, minutes) in enumerate(rows, 1)]
     return "\n".join(lines)
-
-
-def on_path(page, rows):
-    """The line that leads along the two-hour path from a page, as Markdown; "" for a page that is not on it."""
-    for n, (_, address, sections, _, minutes) in enumerate(rows[:-1]):
-        if address == page.path.name:
-            title, following = rows[n + 1][:2]
-            what = f"read {', '.join(f'*{section}*' for section in sections)}" if sections else "read all of it"
-            return f"Two-hour path, stop {n + 1} of {len(rows)}, {minutes:.0f} minutes: {what}. Next stop: [{title}]({following})."
-    return ""
-
-
-def below_title(page, rows):
-    """What stands below the title of a page, as Markdown: its links, and where the two-hour path, `rows`, goes on."""
-    along = on_path(page, rows)
-    return f"{{.links}}\n{page.links()}" + (f"\n\n{{.path}}\n{along}" if along else "")
 
 
 def model_map(pages, folder):

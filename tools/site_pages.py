@@ -98,23 +98,11 @@ def label(cell, page, section):
     return [*tags, *([what] if what else []), *(["hide-input"] if folded(cell, page) else [])], words
 
 
-def join_imports(cells):
-    """Cells that only import, and stand one after the other, as one."""
-    joined = []
-    for cell in cells:
-        before = joined[-1] if joined else None
-        if before and all(c.cell_type == "code" and not c.outputs and role(c) == "imports" for c in (before, cell)):
-            before.source += f"\n\n{cell.source}"
-        else:
-            joined.append(cell)
-    return joined
-
-
 def stage(path, folder, below_title=""):
     """Write the notebook `path` into `folder` as Sphinx is to read it; `below_title` is Markdown that goes below its title."""
     notebook, cells, section = nbformat.read(path, as_version=4), [], ""
     notebook.cells = [cell for cell in notebook.cells if DIRECTIVES.sub("", cell.source).strip()]
-    for cell in join_imports(notebook.cells):
+    for cell in notebook.cells:
         if claim_of(cell):  # something to link to
             cells.append(nbformat.v4.new_markdown_cell(f"(cell-{cell.id})="))
         cells.append(cell)

@@ -46,7 +46,7 @@ class Page:
 
     def links(self):
         """The line of links below the title of the page, as Markdown."""
-        parts = [f"{reading.whole(self.path).minutes:.0f} minutes"]
+        parts = [f"{reading.length(self.path).minutes:.0f} minutes"]
         parts += [f"Paper: {numbered(self.sections)}"] if self.sections else []
         if self.module:
             parts.append(f"Code: [annotated.{self.module}](api/{self.module}.md)")

@@ -19,12 +19,6 @@ def show(cell, **_):
     print("".join(output.text for output in cell.get("outputs", []) if output.output_type == "stream"), end="", flush=True)
 
 
-def last_words(error):
-    """An error in one line: of a traceback what was raised."""
-    lines = [re.sub(r"\x1b\[[\d;]*m", "", line).strip() for line in str(error).split("\n")]
-    return next(line for line in reversed(lines) if line)
-
-
 def main():
     (page,), kept = pages(["23"]), ROOT / "_build" / "wmt" / "23_wmt.ipynb"
     notebook, wrong = nbformat.read(page, as_version=4), None
@@ -34,7 +28,7 @@ def main():
     try:
         execute(notebook, timeout=None, after_cell=show)  # a training takes days
     except (CellExecutionError, DeadKernelError) as error:
-        wrong = last_words(error)
+        wrong = re.sub(r"\x1b\[[\d;]*m", "", str(error)).strip().rpartition("\n")[2]  # of a traceback what was raised
     kept.parent.mkdir(parents=True, exist_ok=True)
     nbformat.write(notebook, kept)
     print(f"[wmt] the page with its outputs: {kept.relative_to(ROOT)}", flush=True)
