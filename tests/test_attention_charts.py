@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from drawing import BEAMS, HEADS, HOSTILE, KEYS, QUERIES, STEPS, WEIGHTS, close_figures, labels, stepper  # noqa: F401
-from matplotlib import pyplot as plt
 from matplotlib.colors import to_rgb
 
 from annotated import attention_charts, style
@@ -27,12 +26,6 @@ def test_heatmap_draws_the_matrix_untransposed(convert):
     assert ax.get_title(loc="left") == "A title"
 
 
-def test_heatmap_writes_each_number_into_its_cell():
-    ax = attention_charts.attention_heatmap(WEIGHTS, KEYS, QUERIES, values=True)
-    written = {tuple(int(c) for c in text.get_position()): text.get_text() for text in ax.texts}
-    assert written == {(j, i): f"{w:.2f}" for (i, j), w in np.ndenumerate(WEIGHTS)}
-
-
 def test_heatmap_draws_every_head_in_order_under_one_scale():
     figure = attention_charts.attention_heatmap({"one": HEADS[0], "two": HEADS[1]}, KEYS, QUERIES, key_label="source (key)")
     panels = [ax for ax in figure.axes if ax.images and hasattr(ax, "chart_table")]
@@ -41,14 +34,6 @@ def test_heatmap_draws_every_head_in_order_under_one_scale():
         assert ax.images[0].get_clim() == (0, 1)
         assert ax.get_title() == title and ax.get_xlabel() == "source (key)"
     assert labels(panels[0].yaxis) == QUERIES and labels(panels[1].xaxis) == KEYS
-
-
-def test_heatmap_takes_half_precision_and_booleans():
-    half = attention_charts.attention_heatmap(torch.tensor(WEIGHTS, dtype=torch.bfloat16), KEYS, QUERIES)
-    np.testing.assert_allclose(half.images[0].get_array(), WEIGHTS, atol=2e-3)
-    gold = attention_charts.attention_heatmap(WEIGHTS > 0.3, KEYS, QUERIES)
-    np.testing.assert_array_equal(gold.images[0].get_array(), (WEIGHTS > 0.3).astype(float))
-    assert not gold.texts
 
 
 def test_heatmap_of_scores_is_centred_and_hatches_what_is_masked():
@@ -77,12 +62,6 @@ def test_heatmap_and_lines_name_what_does_not_fit(weights, keys, queries, messag
             draw(weights, keys, queries)
 
 
-def test_lines_ask_every_head_for_its_size():
-    for odd in (np.ones((3, 5)), np.ones((2, 4))):
-        with pytest.raises(ValueError, match="weights have"):
-            attention_charts.attention_lines([HEADS[0], odd], KEYS, QUERIES)
-
-
 def test_a_batch_of_one_sentence_is_that_sentence_and_a_larger_one_is_refused():
     for draw in (attention_charts.attention_heatmap, attention_charts.attention_overview):
         one, same = ([row[-5:] for row in style.table(draw(weights, KEYS, QUERIES))[1]] for weights in (HEADS[None], HEADS))
@@ -91,11 +70,6 @@ def test_a_batch_of_one_sentence_is_that_sentence_and_a_larger_one_is_refused():
         attention_charts.attention_heatmap(np.stack([HEADS, HEADS]), KEYS, QUERIES)
     with pytest.raises(ValueError, match="weights of 'layer 1' hold a batch of 2 sentences: choose one"):
         attention_charts.attention_overview([np.stack([HEADS, HEADS])], KEYS, QUERIES)
-
-
-def test_heatmap_refuses_several_heads_on_one_axes():
-    with pytest.raises(ValueError, match="ax holds one panel but weights have 2"):
-        attention_charts.attention_heatmap(HEADS, KEYS, QUERIES, ax=plt.gca())
 
 
 # ---- lines and overview
@@ -146,34 +120,6 @@ def test_overview_has_layers_down_and_heads_across():
 
 # ---- the explorer
 
-def explorer_rows(spec):
-    """What a reader of the chart sees: {(layer, head, place of query, query, place of key, key): weight}."""
-    value = {param["name"]: param.get("value") for param in spec["params"]}
-    return {(layer, h + 1, i, value["queries"][n][i], j, value["keys"][n][j]): weight
-            for n, layer in enumerate(value["layers"]) for h, matrix in enumerate(value["weights"][n])
-            for i, row in enumerate(matrix) for j, weight in enumerate(row)}
-
-
-def test_explorer_holds_every_weight_under_its_tokens():
-    weights = {"encoder": torch.tensor(HEADS[:, :, :3]), "cross": HEADS / 3}
-    keys = {"encoder": QUERIES, "cross": KEYS}
-    spec = attention_charts.attention_explorer(weights, keys, QUERIES).to_dict()
-    expected = {(name, h + 1, i, QUERIES[i], j, keys[name][j]): float(w)
-                for name, array in weights.items() for (h, i, j), w in np.ndenumerate(np.asarray(array))}
-    assert explorer_rows(spec) == pytest.approx(expected, abs=5e-5)
-    assert all(len(str(weight)) <= 6 for weight in explorer_rows(spec).values())  # four digits
-
-
-def test_explorer_puts_keys_along_x_on_top_and_queries_down_y():
-    spec = attention_charts.attention_explorer(HEADS, KEYS, QUERIES, key_label="source (key)").to_dict()
-    x, y = spec["encoding"]["x"], spec["encoding"]["y"]
-    assert (x["field"], x["axis"]["title"], x["axis"]["orient"]) == ("key", "source (key)", "top")
-    assert (y["field"], y["axis"]["title"]) == ("row", "query")
-    assert x["axis"]["labelExpr"].startswith("keys[") and y["axis"]["labelExpr"].startswith("queries[")
-    menus = {param["name"]: param["bind"]["options"] for param in spec["params"] if "bind" in param}
-    assert menus == {"layer": ["attention"], "head": ["1", "2"]}
-
-
 def cells_of(spec, **values):
     """What a heat map of Altair draws: {"query → key": weight}, with these parameters set."""
     import vl_convert
@@ -183,19 +129,6 @@ def cells_of(spec, **values):
         param["value" if param["name"] in values else "name"] = values.get(param["name"], param["name"])
     svg = vl_convert.vegalite_to_svg(spec, vl_version="5.20")
     return {name: float(weight) for name, weight in re.findall(r'aria-label="([^"]* → [^"]*): ([\d.e-]+)"', svg)}
-
-
-def test_explorer_shows_the_chosen_layer_and_head_in_the_rendered_picture():
-    vl_convert = pytest.importorskip("vl_convert")
-    weights = {"a": np.stack([np.eye(3), 1 - np.eye(3)]), "b": np.zeros((2, 3, 3))}
-    chart = attention_charts.attention_explorer(weights, ["k0", "k1", "k2"], ["q0", "q1", "q2"])
-    spec = chart.to_dict()
-    for param in spec["params"]:
-        if param["name"] == "head":
-            param["value"] = "2"
-    assert cells_of(spec) == {f"q{i} → k{j}": int(i != j) for i in range(3) for j in range(3)}
-    svg = vl_convert.vegalite_to_svg(spec, vl_version="5.20")
-    assert [token for token in re.findall(r">([qk]\d)<", svg)] == ["k0", "k1", "k2", "q0", "q1", "q2"]
 
 
 def test_explorer_draws_every_layer_and_head_with_its_own_tokens_and_leaves_nothing_over():
@@ -209,15 +142,6 @@ def test_explorer_draws_every_layer_and_head_with_its_own_tokens_and_leaves_noth
     assert cells_of(spec, layer="a", head="3") == {}  # a head that this layer does not have
 
 
-def test_explorer_is_the_same_every_time_and_holds_no_token_in_an_expression():
-    one, two = (json.dumps(attention_charts.attention_explorer(np.eye(len(HOSTILE))[None], HOSTILE, HOSTILE).to_dict()) for _ in range(2))
-    assert one == two
-    spec = json.loads(one)
-    assert next(param["value"] for param in spec["params"] if param["name"] == "keys") == [HOSTILE]
-    rest = json.dumps({k: v for k, v in spec.items() if k != "params"})
-    assert "alert" not in rest and "frac" not in rest
-
-
 def test_explorer_names_what_does_not_fit():
     with pytest.raises(ValueError, match="weights of 'attention' have 4 keys but 3 key tokens"):
         attention_charts.attention_explorer(HEADS, QUERIES, QUERIES)
@@ -227,22 +151,6 @@ def test_explorer_names_what_does_not_fit():
         attention_charts.attention_explorer({"a": HEADS, "b": HEADS}, {"a": KEYS}, QUERIES)
     with pytest.raises(ValueError, match="weights hold no layer"):
         attention_charts.attention_explorer({}, KEYS, QUERIES)
-
-
-@pytest.mark.parametrize("draw", [
-    lambda: attention_charts.attention_explorer(HEADS, KEYS, QUERIES), lambda: stepper(),
-], ids=["explorer", "stepper"])
-def test_altair_charts_turn_dark_with_a_signal(draw):
-    import vl_convert
-
-    spec, drawn = draw().to_dict(), {}
-    for dark in (False, True):
-        next(param for param in spec["params"] if param["name"] == "dark")["value"] = dark
-        drawn[dark] = vl_convert.vegalite_to_svg(spec, vl_version="5.20")
-    light, dark = ({colour.upper() for colour in re.findall("#[0-9a-fA-F]{6}", drawn[side])} for side in (False, True))
-    for name in ("background", "text", "key_text"):
-        assert style.COLOURS[name] in light and style.DARK[name] in dark
-        assert style.COLOURS[name] not in dark and style.DARK[name] not in light
 
 
 # ---- the stepper
@@ -273,14 +181,6 @@ def test_stepper_draws_the_candidates_the_attention_and_the_beam_of_the_chosen_s
     cells = [mark for mark in marks if " → " in mark]
     assert cells == [f"{QUERIES[step - 1]} → {key}: {w:g}" for head in HEADS
                      for key, w in zip(KEYS, np.round(head[step - 1], 4), strict=True)]
-
-
-def test_stepper_changes_the_layer_and_starts_where_it_is_told():
-    _, marks = drawn_at(2, layer="b")
-    assert [mark for mark in marks if " → " in mark] == [f"Katze → {k}: {w / 2:g}" for k, w in zip(KEYS, WEIGHTS[1], strict=True)]
-    params = {param["name"]: param for param in stepper(start=3).to_dict()["params"]}
-    assert params["step"]["value"] == 3 and params["step"]["bind"] == {"input": "range", "min": 1, "max": 3, "step": 1, "name": "step "}
-    assert "beams" not in json.dumps(stepper(beams=None).to_dict()["vconcat"])
 
 
 def test_stepper_has_a_table_of_all_that_it_shows():
@@ -323,11 +223,6 @@ def test_mask_is_dark_where_it_may_attend_as_heat_maps_are_and_hatched_where_not
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["may attend", "hidden"]
 
 
-def test_a_padding_mask_serves_every_query():
-    ax = attention_charts.mask_chart(torch.tensor([[[[True, True, False]]]]), ["a", "b", "<pad>"], ["x", "y"])
-    np.testing.assert_array_equal(ax.images[0].get_array(), [[True, True, False]] * 2)
-
-
 @pytest.mark.parametrize("mask, message", [
     (np.array([[0.0, -np.inf]]), "mask must be boolean"), (np.ones((2, 1, 1, 3), bool), r"got shape \(2, 1, 1, 3\)"),
     (np.ones((2, 3), bool), "mask has 3 keys but 2 key tokens"), (np.zeros((0, 3), bool), r"got shape \(0, 3\)"),
@@ -338,23 +233,6 @@ def test_mask_chart_names_what_does_not_fit(mask, message):
 
 
 # ---- a stranger's model
-
-def test_torch_attention_is_drawn_with_one_call_each():
-    torch.manual_seed(0)
-    layer = torch.nn.MultiheadAttention(8, num_heads=2, batch_first=True)
-    query, key = torch.randn(1, 3, 8), torch.randn(1, 4, 8)
-    _, weights = layer(query, key, key, average_attn_weights=False)
-    expected = weights[0].detach().numpy()
-    for draw in (attention_charts.attention_heatmap, attention_charts.attention_lines, attention_charts.attention_overview,
-                 attention_charts.attention_explorer):
-        header, rows = style.table(draw(weights, KEYS, QUERIES))
-        places = [header.index(name) for name in ("query index", "key index", "weight")]
-        found = np.array([[row[place] for place in places] for row in rows], dtype=float)
-        assert len(found) == expected.size
-        for (i, j, w), exact in zip(found, expected.reshape(-1), strict=True):
-            assert exact == pytest.approx(w, abs=5e-5) and expected[:, int(i), int(j)].min() - 5e-5 <= w
-        assert {(row[places[0] + 1], row[places[1] + 1]) for row in rows} == {(q, k) for q in QUERIES for k in set(KEYS)}
-
 
 def test_a_hugging_face_encoder_decoder_is_drawn_with_one_call_each():
     transformers = pytest.importorskip("transformers", reason="no test of a stranger's model: transformers is not installed")
@@ -374,8 +252,3 @@ def test_a_hugging_face_encoder_decoder_is_drawn_with_one_call_each():
             np.testing.assert_allclose(found, torch.stack(weights).reshape(-1).numpy(), atol=5e-5)
     attention_charts.attention_heatmap(output.cross_attentions[1], KEYS, QUERIES)
     attention_charts.decode_stepper(QUERIES, STEPS, KEYS, output.cross_attentions, BEAMS)
-
-
-def test_a_heatmap_of_one_named_layer_draws_its_heads():
-    figure = attention_charts.attention_heatmap({"encoder": HEADS}, KEYS, QUERIES)
-    assert [ax.get_title() for ax in figure.axes if hasattr(ax, "chart_table")] == ["head 1", "head 2"]

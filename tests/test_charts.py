@@ -7,29 +7,10 @@ import numpy as np
 import pytest
 import torch
 from drawing import HEADS, KEYS, QUERIES, WEIGHTS, close_figures, labels, stepper  # noqa: F401
-from helpers import run_python
-from matplotlib import pyplot as plt
-from matplotlib.colors import to_rgb
 
 from annotated import attention_charts, charts, saving, style
 
 # ---- model_diagram
-
-def coloured(part):
-    ax = charts.model_diagram(lit=part)
-    faded = {to_rgb("#AEB4BC"), to_rgb("#F6F7F8")}
-    dark = {i for i, patch in enumerate(ax.patches) if patch.get_edgecolor()[:3] not in faded}
-    return dark | {f"line {i}" for i, line in enumerate(ax.lines) if line.get_color() == style.COLOURS["text"]}
-
-
-def test_every_part_lights_something_of_its_own():
-    lit = {part: frozenset(coloured(part)) for part in charts.PARTS}
-    assert all(lit.values())
-    assert len(set(lit.values())) == len(lit)
-    everything = coloured(None)
-    assert all(some < everything for some in lit.values())
-    assert set().union(*lit.values()) == everything
-
 
 @pytest.mark.parametrize("part, expected", [
     ("attention", ["attention"] * 3), ("multi_head", ["attention"] * 3 + ["masked multi-head"] + ["multi-head"] * 2),
@@ -45,21 +26,10 @@ def test_a_part_lights_its_boxes_and_no_others(part, expected):
     assert sorted(text for text in shown if text and text in inside) == expected
 
 
-def test_several_parts_light_their_union():
-    assert coloured(["attention", "softmax"]) == coloured("attention") | coloured("softmax")
-
-
 @pytest.mark.parametrize("lit", ["attentions", ["encoder", "nothing"], [], ""])
 def test_an_unknown_part_lists_the_known_ones(lit):
     with pytest.raises(ValueError, match="the parts are transformer, encoder, .*decoding"):
         charts.model_diagram(lit=lit)
-
-
-def test_no_box_of_the_plan_overlaps_another():
-    boxes = [(x, y, x + w, y + h) for _, x, y, w, h, colour, text in charts._BOXES if text and colour != "core"]
-    for i, a in enumerate(boxes):
-        for b in boxes[i + 1:]:
-            assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1]
 
 
 # ---- curves, bars, padding, trees
@@ -207,16 +177,6 @@ def test_a_tree_with_wrong_brackets_is_refused(tree, message):
 
 # ---- all charts, had from one module
 
-def test_one_import_brings_every_chart():
-    for module in (style, attention_charts, saving):
-        assert [getattr(charts, name) for name in module.__all__] == [getattr(module, name) for name in module.__all__]
-
-
-def test_import_needs_neither_torch_nor_altair():
-    code = "import sys, annotated.charts; print({'torch', 'altair', 'vl_convert'} & set(sys.modules))"
-    assert run_python(code) == "set()\n"
-
-
 @pytest.mark.parametrize("draw", [
     lambda: attention_charts.attention_lines(HEADS, KEYS, QUERIES), lambda: attention_charts.attention_overview([HEADS], KEYS, QUERIES),
     lambda: charts.positional_encoding_chart(WEIGHTS), lambda: attention_charts.mask_chart(WEIGHTS > 0.2),
@@ -231,15 +191,6 @@ def test_every_chart_has_a_table(draw, tmp_path):
     assert rows and all(len(row) == len(header) for row in rows)
 
 
-def test_a_chart_draws_on_the_axes_given():
-    for draw in (lambda ax: attention_charts.attention_heatmap(WEIGHTS, KEYS, QUERIES, ax=ax),
-                 lambda ax: attention_charts.attention_lines(WEIGHTS, KEYS, QUERIES, ax=ax),
-                 lambda ax: charts.model_diagram(ax=ax), lambda ax: attention_charts.mask_chart(WEIGHTS > 0.2, ax=ax),
-                 lambda ax: charts.lines_chart([1, 2], ax=ax), lambda ax: charts.tree_chart("(S we)", ax=ax)):
-        ax = plt.subplots()[1]
-        assert draw(ax) is ax
-
-
 def test_a_formula_like_token_is_drawn_as_it_is():
     tokens = ["$\\frac{$", "$x$", "a_b^c"]
     for ax in (attention_charts.attention_heatmap(np.eye(3), tokens, tokens), attention_charts.attention_lines(np.eye(3), tokens, tokens),
@@ -248,16 +199,3 @@ def test_a_formula_like_token_is_drawn_as_it_is():
         ax.figure.canvas.draw()  # a formula that cannot be parsed would raise here
         texts = labels(ax.xaxis) + [text.get_text() for text in ax.texts]
         assert "$\\frac{$" in texts and "$x$" in texts
-
-
-def test_a_schedule_names_its_own_lines_alone():
-    ax = plt.subplots()[1]
-    ax.plot([1, 2], [3, 4], label="mine")
-    charts.schedule_chart({"a": [1, 2, 1], "b": [2, 4, 2]}, ax=ax)
-    assert [line.get_label() for line in ax.lines[:3]] == ["mine", "a: peak 2 at step 2", "b: peak 4 at step 2"]
-
-
-@pytest.mark.parametrize("values", [{}, {"g": {}}, {"g": {}, "h": {}}])
-def test_no_bar_is_refused(values):
-    with pytest.raises(ValueError, match="values must be a dict with at least one bar"):
-        charts.bars_chart(values)

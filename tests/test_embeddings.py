@@ -42,20 +42,6 @@ def test_values_and_gradients_equal_nn_embedding_and_nn_linear(vocab_size, d_mod
     assert torch.allclose(ours.weight.grad, lookup.weight.grad, rtol=0, atol=1e-9)
 
 
-def test_lookup_is_a_one_hot_product():
-    ours = make()
-    ids = torch.randint(23, (4, 5))
-    one_hot = F.one_hot(ids, 23).double()
-    assert torch.allclose(ours(ids), one_hot @ ours.weight * math.sqrt(6), rtol=0, atol=1e-12)
-
-
-def test_logits_are_unscaled_and_takes_any_leading_shape():
-    ours = make()
-    x = torch.randn(2, 3, 4, 6, dtype=torch.float64)
-    expected = torch.stack([(x * row).sum(-1) for row in ours.weight], dim=-1)
-    assert torch.allclose(ours.logits(x), expected, rtol=0, atol=1e-12)
-
-
 def test_initial_rows_have_length_one_and_scaled_rows_unit_variance():
     torch.manual_seed(1)
     ours = TokenEmbedding(4_000, 256)
@@ -63,10 +49,6 @@ def test_initial_rows_have_length_one_and_scaled_rows_unit_variance():
     assert ours(torch.arange(4_000)).std().item() == pytest.approx(1, abs=0.01)
     hidden = F.layer_norm(torch.randn(300, 256), (256,))
     assert ours.logits(hidden).std().item() == pytest.approx(1, abs=0.05)  # the first softmax is close to even
-
-
-def test_only_one_parameter():
-    assert [(name, tuple(p.shape)) for name, p in make().named_parameters()] == [("weight", (23, 6))]
 
 
 @pytest.mark.parametrize("bad", [23, -1, 1_000_000])
@@ -79,23 +61,6 @@ def test_id_out_of_range_says_which_and_what_is_allowed(bad):
 def test_ids_of_another_dtype_are_refused(ids):
     with pytest.raises(TypeCheckError, match="typechecking parameter 'ids'"):
         make()(ids)
-
-
-def test_wrong_width_is_refused():
-    with pytest.raises(RuntimeError, match="2x5 and 6x23"):
-        make().logits(torch.zeros(1, 2, 5, dtype=torch.float64))
-    with pytest.raises(TypeCheckError, match="typechecking parameter 'x'"):
-        make().logits(torch.tensor([[3, 4, 5, 6, 7, 8]]))  # ids instead of vectors
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_on_a_gpu_as_on_the_cpu():
-    ours = make()
-    ids = torch.randint(23, (3, 4))
-    expected = ours(ids), ours.logits(ours(ids))
-    x = ours.cuda()(ids.cuda())
-    assert x.device.type == "cuda"
-    assert torch.allclose(x.cpu(), expected[0]) and torch.allclose(ours.logits(x).cpu(), expected[1])
 
 
 def tiny_model():
@@ -141,15 +106,6 @@ def test_c12_the_shared_gradient_is_the_sum_of_three():
     loss_of(model, *uses, source, target).backward()
     assert all(use.weight.grad.norm() > 1e-3 for use in uses)
     assert torch.allclose(shared, sum(use.weight.grad for use in uses), rtol=0, atol=1e-12)
-
-
-def test_c12_parameters_saved_for_the_base_model():
-    with torch.device("meta"):
-        base = Transformer(TransformerConfig.base(37_000))
-    vocabulary = [p.numel() for p in base.parameters() if 37_000 in p.shape]
-    untied = 3 * 37_000 * 512
-    assert vocabulary == [37_000 * 512]
-    assert untied - sum(vocabulary) == 2 * 37_000 * 512 == 37_888_000
 
 
 @pytest.mark.parametrize("d_model", [64, 128, 256, 512, 1024])

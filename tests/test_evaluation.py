@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections import Counter
 
-import numpy as np
 import pytest
 import sacrebleu
 import torch
@@ -27,7 +26,6 @@ from annotated.evaluation import (
     links_from_attention,
     moses_tokenise,
     multi30k_form,
-    plain_quotes,
     split_compounds,
     training_flops,
 )
@@ -88,12 +86,6 @@ def test_plain_entries_are_what_the_command_line_says(tmp_path):
         assert entry.signature == result["signature"]
 
 
-def test_lower_cased_entry_is_what_the_command_line_says(tmp_path):
-    result = command_line(tmp_path, "-m", "bleu", "-lc")
-    assert REPORT["sacrebleu_lowercase"].score == pytest.approx(result["score"], abs=1e-8)
-    assert "case:lc" in REPORT["sacrebleu_lowercase"].signature and "case:mixed" in REPORT["sacrebleu"].signature
-
-
 def moses(lines):
     """Moses tokens straight from the library, cut at spaces."""
     from sacremoses import MosesTokenizer
@@ -108,14 +100,6 @@ def test_tokenised_entries_are_multi_bleu():
     assert REPORT["tokenised_lowercase"].score == pytest.approx(scratch_bleu(*lower), abs=1e-9)
 
 
-def test_compound_split_entry_is_multi_bleu_on_split_tokens():
-    def split(lines):
-        return [" ".join(line).replace("-", " ##AT##-##AT## ").split() for line in moses(lines)]
-
-    assert REPORT["compound_split"].score == pytest.approx(scratch_bleu(split(HYPOTHESES), split(REFERENCES)), abs=1e-9)
-    assert REPORT["compound_split"].score > REPORT["tokenised"].score
-
-
 def test_split_entry_with_plain_quotes_is_sacrebleu_on_replaced_text():
     """sacreBLEU itself, on text in which „ and “ were replaced by hand, in Moses tokens split at hyphens."""
     def replaced(lines):
@@ -128,15 +112,6 @@ def test_split_entry_with_plain_quotes_is_sacrebleu_on_replaced_text():
     assert REPORT["split_plain_quotes"].score == pytest.approx(plain_bleu(replaced(HYPOTHESES), replaced(REFERENCES)), abs=1e-9)
     assert REPORT["split_plain_quotes"].score > REPORT["compound_split"].score + 1, "one of six has other quotes than its reference"
     assert REPORT["split_plain_quotes"].signature.startswith("quotes „“ to \" + moses(sacremoses")
-
-
-def test_plain_quotes_help_on_either_side_and_change_nothing_else():
-    german, straight = "Er sagt „nein“ – oft", 'Er sagt "nein" – oft'
-    for pair in ((german, straight), (straight, german), (german, german)):
-        report = bleu_report(pair[:1], pair[1:], bootstrap=0)
-        assert report["split_plain_quotes"].score == pytest.approx(100)
-        assert (report["compound_split"].score == pytest.approx(100)) == (pair[0] == pair[1])
-    assert plain_quotes("»so« ‚so‘ 'so' – E-Mail") == "»so« ‚so‘ 'so' – E-Mail"
 
 
 def test_multi30k_entry_forgives_case_and_the_shape_of_marks():
@@ -159,11 +134,6 @@ def test_multi30k_form_normalises_marks_by_the_rules_of_its_language(language, f
     assert [multi30k_form(["L'homme"], code) for code in ("fr", "en")] == [["l' homme"], ["l 'homme"]]
 
 
-def test_multi30k_form_lowers_case_before_it_changes_marks():
-    """A capital sigma after the curly quotes of a word ends it (\u03c2); once they are straight, nothing is before it (\u03c3)."""
-    assert multi30k_form(["A\u2018\u2019\u03a3"]) == ['a " \u03c2']
-
-
 words = st.lists(st.sampled_from("der die das Hund Katze - , sieht".split()), min_size=1, max_size=9)
 
 
@@ -173,20 +143,6 @@ def test_counting_without_smoothing_equals_the_script(pairs):
     hypotheses, references = zip(*pairs, strict=True)
     report = bleu_report([" ".join(line) for line in hypotheses], [" ".join(line) for line in references], bootstrap=0)
     assert report["tokenised"].score == pytest.approx(scratch_bleu(hypotheses, references), abs=1e-9)
-
-
-def test_a_hand_worked_score():
-    """6 of 6 words, 4 of 5 pairs, 3 of 4 triples, 2 of 3 fours are right; 6 words against 7."""
-    report = bleu_report(["the cat sat on the mat"], ["the cat sat on the red mat"], target_language="en", bootstrap=0)
-    by_hand = 100 * math.exp(1 - 7 / 6) * (4 / 5 * 3 / 4 * 2 / 3) ** 0.25
-    assert report["tokenised"].score == pytest.approx(by_hand, abs=1e-9)
-    assert report["sacrebleu"].score == pytest.approx(by_hand, abs=1e-9)
-
-
-def test_no_smoothing_where_the_script_has_none():
-    report = bleu_report(["a b c x"], ["a b c y"], bootstrap=0)
-    assert report["tokenised"].score == report["compound_split"].score == report["multi30k"].score == 0
-    assert report["sacrebleu"].score > 0  # sacreBLEU smooths
 
 
 def test_every_entry_is_named_defined_and_signed():
@@ -208,22 +164,12 @@ def test_every_entry_is_named_defined_and_signed():
         assert ("[" in row) == (name != "perplexity")
 
 
-def test_report_does_not_know_other_names():
-    with pytest.raises(KeyError, match="'bleu' is not in this report, which has sacrebleu, "):
-        REPORT["bleu"]
-
-
 def test_target_language_reaches_the_tokeniser():
     line = "Er kam am 3. Mai."
     assert moses_tokenise([line], "de") == ["Er kam am 3. Mai ."]
     assert moses_tokenise([line], "en") == ["Er kam am 3 . Mai ."]
     assert "lang fr" in bleu_report(["l'homme"], ["l'homme"], "fr", bootstrap=0)["tokenised"].signature
     assert moses_tokenise(["l'homme"], "fr") == ["l' homme"]
-
-
-def test_hyphens_stay_and_nothing_is_escaped():
-    tokens = moses_tokenise(['Die E-Mail-Adresse & „das“ <x>, "z. B."'])
-    assert tokens == ['Die E-Mail-Adresse & „ das “ < x > , " z. B. "']
 
 
 @pytest.mark.parametrize("line, expected", [
@@ -249,49 +195,6 @@ def test_intervals_hold_the_score_and_repeat_by_seed():
         assert "seed:7" in entry.signature
 
 
-@pytest.mark.parametrize("before", [None, "99"])
-def test_environment_is_as_before_and_does_not_matter(monkeypatch, before):
-    monkeypatch.delenv("SACREBLEU_SEED", raising=False)
-    if before:
-        monkeypatch.setenv("SACREBLEU_SEED", before)
-    assert bleu_report(HYPOTHESES, REFERENCES, bootstrap=100) == REPORT
-    assert os.environ.get("SACREBLEU_SEED") == before
-
-
-def test_interval_is_that_of_the_bootstrap():
-    """Resampling written down again: draw sentences, score them; mean, plus and minus half the 95 % range."""
-    drawn = np.random.default_rng(12345).choice(len(PAIRS), size=(100, len(PAIRS)))
-    scores = sorted(sacrebleu.corpus_chrf([HYPOTHESES[i] for i in row], [[REFERENCES[i] for i in row]]).score
-                    for row in drawn)
-    half = (scores[97] - scores[2]) / 2
-    mean = sum(scores) / 100
-    assert REPORT["chrf"].low == pytest.approx(mean - half, abs=1e-3)  # sacreBLEU resamples in single precision
-    assert REPORT["chrf"].high == pytest.approx(mean + half, abs=1e-3)
-
-
-def test_no_bootstrap_no_interval():
-    report = bleu_report(HYPOTHESES, REFERENCES, bootstrap=0)
-    assert all(entry.low is entry.high is None for entry in report.entries.values())
-    assert "no intervals" in str(report) and "[" not in str(report) and "bs:" not in report["chrf"].signature
-
-
-def test_extremes_stay_on_the_scale():
-    for entry in bleu_report(REFERENCES, REFERENCES, bootstrap=50).entries.values():
-        assert entry.score == entry.low == entry.high == pytest.approx(100)
-    nothing = bleu_report([""] * 6, REFERENCES, bootstrap=50)
-    assert {(entry.score, entry.low, entry.high) for entry in nothing.entries.values()} == {(0, 0, 0)}
-    one = bleu_report(HYPOTHESES[:1], REFERENCES[:1], bootstrap=50)["sacrebleu"]
-    assert 0 < one.low == one.score == one.high
-    nearly = bleu_report([*REFERENCES[:5], "ganz falsch"], REFERENCES, bootstrap=100)
-    assert all(entry.high <= 100 for entry in nearly.entries.values()) and nearly["sacrebleu"].high == 100
-
-
-def test_a_model_that_is_nearly_sure_has_a_perplexity_near_1_and_intervals_come_from_1000_resamples():
-    report = bleu_report(["Der Hund schläft ."], ["Der Hund schläft ."], loss=0.25)
-    assert report["perplexity"].score == pytest.approx(math.exp(0.25)) and report.bootstrap == 1000
-    assert bleu_report(["Ja ."], ["Ja ."], loss=0, bootstrap=0)["perplexity"].score == 1
-
-
 def test_perplexity_is_exp_of_the_loss_and_says_per_what():
     entry = bleu_report(HYPOTHESES, REFERENCES, loss=1.25, bootstrap=0, token="word piece")["perplexity"]
     assert entry.score == pytest.approx(math.exp(1.25), abs=1e-12) and entry.low is None and entry.high is None
@@ -311,22 +214,6 @@ def test_report_is_written_with_its_sentences(tmp_path):
     assert facts["sentence_file"] == "report.txt" and facts["sentence_sha256"] == hashlib.sha256(sentences).hexdigest()
     assert (facts["sentences"], facts["bootstrap"], facts["seed"], facts["target_language"]) == (6, 100, 12345, "de")
     assert facts["entries"] == {name: vars(entry) for name, entry in report.entries.items()}
-
-
-def test_report_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
-    path = tmp_path / "report.json"
-    bleu_report(HYPOTHESES, REFERENCES, bootstrap=0, path=path)
-    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    calls = []
-
-    def full(descriptor):
-        calls.append(descriptor)
-        raise OSError("no space left")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="no space left"):
-        bleu_report(REFERENCES, REFERENCES, bootstrap=0, path=path)
-    assert calls and {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
 
 
 # Bad input
@@ -361,10 +248,6 @@ def test_lines_that_will_not_do(hypotheses, references, error, message):
 def test_numbers_and_names_that_will_not_do(option, message):
     with pytest.raises(ValueError, match=message):
         bleu_report(["a"], ["a"], **option)
-
-
-def test_generators_and_tuples_are_lists_too():
-    assert bleu_report(iter(HYPOTHESES), tuple(REFERENCES), bootstrap=100) == REPORT
 
 
 # Alignment error rate
@@ -415,17 +298,6 @@ def test_possible_links_do_no_harm_and_need_not_be_there():
     assert alignment_error_rate(predicted, sure, with_sure) == alignment_error_rate(predicted, sure, possible)
 
 
-def test_counts_are_summed_not_averaged():
-    predicted = [{(0, 0)}, {(9, 0), (9, 1), (9, 2)}]
-    gold = [{(0, 0)}, {(0, 0), (1, 1), (2, 2)}]
-    assert alignment_error_rate(predicted, gold) == pytest.approx(1 - 2 / 8)  # the mean of 0 and 1 would be 0.5
-
-
-def test_weights_in_place_of_links():
-    weights = [torch.eye(3), np.array([[0.1, 0.9]])]
-    assert alignment_error_rate(weights, [{(0, 0), (1, 1), (2, 2)}, {(0, 0)}]) == pytest.approx(1 - 6 / 8)
-
-
 links = st.sets(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=6)
 corpora = st.lists(st.tuples(links, links, links), min_size=1, max_size=5)
 
@@ -461,11 +333,6 @@ def test_links_that_will_not_do(predicted, gold, error, message):
         alignment_error_rate(predicted, gold)
 
 
-def test_as_many_possible_as_sure():
-    with pytest.raises(ValueError, match="1 predicted, 1 gold, 2 possible"):
-        alignment_error_rate([{(0, 0)}], [{(0, 0)}], [set(), set()])
-
-
 # Training cost (C23)
 
 def test_c23_hardware_gives_the_printed_costs():
@@ -496,11 +363,9 @@ def test_c23_the_model_asks_for_less_than_the_hardware_offers():
     assert base / hardware_flops(12) < big / hardware_flops(84) < 0.5
 
 
-@pytest.mark.parametrize("name", ["source_tokens", "target_tokens", "steps", "sentences"])
-def test_c23_counts_must_be_positive(name):
-    numbers = {"source_tokens": 9, "target_tokens": 7, "steps": 1, "sentences": 1, name: 0}
-    with pytest.raises(ValueError, match=f"{name}=0: give a number above 0"):
-        training_flops(TransformerConfig.base(), **numbers)
+def test_c23_counts_must_be_positive():
+    with pytest.raises(ValueError, match="steps=0: give a number above 0"):
+        training_flops(TransformerConfig.base(), source_tokens=9, target_tokens=7, steps=0, sentences=1)
 
 
 def test_table_2_as_published():
@@ -517,10 +382,3 @@ def test_table_2_as_published():
         ("Transformer (base)", False): (27.3, 38.1, 3.3e18, 3.3e18),
         ("Transformer (big)", False): (28.4, 41.8, 2.3e19, 2.3e19),
     }
-
-
-def test_an_array_of_whole_numbers_holds_links():
-    gold = [{(0, 0), (1, 1), (2, 2)}]
-    for whole in (np.array([[0, 0], [1, 1], [2, 2]]), torch.tensor([[0, 0], [1, 1], [2, 2]])):
-        assert alignment_error_rate([whole], gold) == alignment_error_rate(gold, [whole]) == 0
-    assert alignment_error_rate([np.eye(3)], gold) == 0

@@ -8,10 +8,8 @@ import subprocess
 import sys
 
 import nbformat
-import pytest
 
 sys.path.insert(0, "tools")
-import book  # noqa: E402
 
 from notebooks import NOTEBOOKS, ROOT, TRAINS  # noqa: E402
 
@@ -58,28 +56,6 @@ def test_a_changed_digit_a_removed_output_and_an_exception_are_found_and_named(t
     for name, what in found.items():
         assert re.search(rf"^  {name}\.ipynb .* of 8   {what}$", done.stdout, re.M), done.stdout
     assert "0.3323" in done.stdout and "ZeroDivisionError" in done.stdout, "what was found is not shown"
-
-
-@pytest.mark.parametrize("outcome", ["equal", "differs in cell 3", "not executed"])
-def test_the_book_translates_renders_and_executes_and_fails_unless_every_page_is_equal(outcome, monkeypatch, capsys):
-    def execute(paths):
-        """All come out equal but for one, which may have had no end: the process that executed it was gone."""
-        taken.append("pages")
-        found = {path.name: "equal" for path in paths} | {"02_multi_head.ipynb": outcome}
-        return {name: what for name, what in found.items() if what != "not executed"}
-
-    taken = []
-    monkeypatch.setattr(book, "execute", execute)
-    monkeypatch.setattr(book.site_build, "build", lambda: taken.append("site") or "_build/site/index.html")
-    monkeypatch.setattr(book, "book_model", lambda: type("Saved", (), {"model": None, "tokenizer": None}))
-    monkeypatch.setattr(book, "translate", lambda model, tokenizer, sentences: taken.append("translate") or sentences)
-    monkeypatch.setattr(book.ledger, "read", lambda paths: None)
-    monkeypatch.setattr(sys, "argv", ["book.py"])
-    with pytest.raises(SystemExit) as ended:
-        book.main()
-    assert ended.value.code == (outcome != "equal") and taken == ["translate", "site", "pages"]
-    named = re.findall(r"^\[book\] (\w+\.ipynb: .*)$", capsys.readouterr().out, re.M)
-    assert named == [f"02_multi_head.ipynb: {outcome}"] * (outcome != "equal")
 
 
 def test_make_test_leaves_out_the_pages_that_train():

@@ -6,7 +6,6 @@ import random
 import re
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -40,7 +39,7 @@ from annotated.terminal import Parse
 from annotated.tokens import BEGIN, END
 from annotated.training import TrainingConfig
 from annotated.transformer import Transformer, TransformerConfig
-from annotated.trees import MAX_DEPTH, Tree, parse_tree, read_trees, stripped
+from annotated.trees import Tree, parse_tree, read_trees, stripped
 
 REAL = Path(os.environ.get("ANNOTATED_DATA") or ROOT.parent / "shared" / "data")
 TOY = [parse_tree(line.split("\t")[3]) for line in (ROOT / "data/toy/test.tsv").read_text(encoding="utf-8").splitlines()]
@@ -79,12 +78,6 @@ def test_linearised_by_hand():
     assert [leaf.label for leaf in tree.leaves()] == "DT NN VBZ DT JJ NN .".split()
 
 
-def test_round_trip_over_the_trees_of_toy():
-    for tree in TOY:
-        assert delinearize(linearize(tree), tree.leaves()) == tree
-        assert str(LibraryTree.fromstring(str(tree))).split() == str(tree).split()
-
-
 @pytest.mark.parametrize("name", ["gum", "craft"])
 def test_round_trip_over_real_trees(name):
     found, some = real_trees(name, "dev" if name == "craft" else "test")
@@ -116,12 +109,6 @@ def test_malformed_output_gives_a_reason(symbols, reason):
 def test_whatever_is_written_nothing_is_raised(symbols, length):
     found = delinearize(symbols, ["w"] * length)
     assert (isinstance(found, Tree) and linearize(found) == symbols and len(found.words) == length) or (not found and found.reason)
-
-
-def test_the_deepest_tree_that_is_read():
-    symbols = ["(S"] * MAX_DEPTH + ["XX"] + [")S"] * MAX_DEPTH
-    tree = delinearize(symbols, ["a"])
-    assert linearize(stripped(tree)) == symbols and parse_tree(str(tree)) == tree and bracket_f1([tree], [tree]).f1 == 100
 
 
 # ---- the score
@@ -163,12 +150,6 @@ def test_punctuation_is_deleted_wherever_it_hangs():
 def test_conventions(predicted, gold, counts):
     score = scored([predicted], [gold])
     assert (score.matched, score.predicted, score.gold) == counts and score.errors == 0
-
-
-def test_corpus_sums_are_not_the_mean_of_sentences():
-    gold = ["(S (NP (NN a)) (VP (VB b)))", "(NP (NN a))"]
-    score = scored(["(S (NP (NN a)) (VP (VB b)))", "(VP (NN a))"], gold)
-    assert score.f1 == pytest.approx(75) and score.sentence_f1 == pytest.approx(50) and score.exact_match == 50
 
 
 def test_malformed_output_is_an_empty_tree_and_counted():
@@ -264,13 +245,6 @@ def test_right_branching_takes_the_commonest_label_at_the_right_edge():
     assert str(right_branching([parse_tree("(X (NN a))")])("a b c".split())) == "(X (XX a) (X (XX b) (XX c)))"
 
 
-def test_right_branching_survives_any_length():
-    words = ["w"] * 400
-    tree = right_branching(TOY)(words)
-    gold = Tree("S", tuple(Tree("NN", (word,)) for word in words))
-    assert tree.words == words and bracket_f1([tree], [gold]).predicted == 399
-
-
 def test_nearest_copy():
     trees = [parse_tree("(S (NP (NN a)) (VP (VB b)))"), parse_tree("(NP (NN A) (NN c))"), parse_tree("(X (NN a))")]
     parse = nearest_copy(trees)
@@ -279,17 +253,6 @@ def test_nearest_copy():
 
 
 # ---- vocabulary and pairs
-
-
-def test_words_are_not_mistaken_for_symbols():
-    tree = parse_tree("(NP (NN XX) (-LRB- -LRB-) (NN dog))")
-    vocabulary = ParsingVocabulary.fit([tree], leaves=LEAF)
-    ids = vocabulary.encode_words(tree.words)
-    assert not set(ids) & set(vocabulary.symbol_ids.values()) and len(set(ids)) == 3
-    assert vocabulary.symbols_of(ids) == ["word XX", "word (", "word dog"]
-    assert vocabulary.symbols_of(vocabulary.encode_tree(tree)) == linearize(tree)
-    assert not delinearize(vocabulary.symbols_of(ids), tree.words)
-    assert min(*ids, *vocabulary.encode_tree(tree)) > 3 and len(vocabulary) == 1 + max(ids)
 
 
 def test_words_are_written_as_leaves():
@@ -351,20 +314,6 @@ def test_rare_and_unknown_words_become_signatures():
     assert walking == unseen != vocabulary.encode_words(["dog"])[0]
     assert vocabulary.encode_words(["42%"]) == [3]  # a signature that training never showed
     assert [signature(word) for word in ("BRCA-2", "Cats", "is")] == ["unknown caps digit hyphen", "unknown capital -s", "unknown letters"]
-
-
-def test_copies_hide_rare_words_and_nothing_else():
-    vocabulary = ParsingVocabulary.fit(TOY)
-    plain, many = tree_pairs(TOY, vocabulary), tree_pairs(TOY, vocabulary, copies=3, seed=4)
-    assert many[: len(TOY)] == plain and len(many) == 3 * len(TOY) and many == tree_pairs(TOY, vocabulary, 3, 4)
-    counts, hidden = Counter(word for tree in TOY for word in tree.words), Counter()
-    for tree, (source, target), (other, same) in zip([*TOY, *TOY], [*plain, *plain], many[len(TOY):], strict=True):
-        assert target == vocabulary.encode_tree(tree) and same == vocabulary.encode_tree(tree, other)
-        assert [index for index in same if index in vocabulary.word_ids.values()] == other
-        for word, index, changed in zip(tree.words, source, other, strict=True):
-            assert changed in (index, vocabulary.word_ids[signature(word)])
-            hidden[counts[word] > 50] += changed != index
-    assert hidden[False] > 5 * hidden[True] > 0
 
 
 @pytest.mark.parametrize("dropout", [0.0, 1.0, 3.0])
@@ -468,15 +417,6 @@ def test_c30_the_unchanged_transformer_learns_trees_of_shapes_it_never_saw(learn
     assert found.f1 > copied.f1 + 10 and found.f1 > right.f1 + 10
 
 
-def test_sentences_keep_their_order_and_their_own_words(learned):
-    model, vocabulary, treebank = learned
-    gold = sorted(treebank.train[:12], key=lambda tree: -len(tree.words))
-    found = parse_sentences(model, vocabulary, [tree.words for tree in gold], beam=1, max_tokens=20)
-    assert [tree.words for tree in found if tree] == [tree.words for tree, ours in zip(gold, found, strict=True) if ours]
-    assert sum(map(bool, found)) >= 8
-    assert parse_sentences(model, vocabulary, []) == []
-
-
 @pytest.fixture
 def untrained():
     """A parser that has learned nothing."""
@@ -501,10 +441,11 @@ def test_bad_sentences(untrained, sentences, error, message):
         parse_sentences(*untrained, sentences)
 
 
-def test_trees_too_long_for_a_batch_are_left_out():
-    long = Tree("S", tuple(Tree("NN", ("w",)) for _ in range(60)))
+@pytest.mark.parametrize("leaves, length", [("words", 60), ("numbers", 30)])  # a numbered word is two symbols
+def test_trees_too_long_for_a_batch_are_left_out(leaves, length):
+    long = Tree("S", tuple(Tree("NN", ("w",)) for _ in range(length)))
     treebank = Treebank("x", [*TOY[:4], long], [TOY[4], long], TOY[:1])
-    vocabulary = ParsingVocabulary.fit(treebank.train)
+    vocabulary = ParsingVocabulary.fit(treebank.train, leaves=leaves)
     config = TransformerConfig(len(vocabulary), N=1, d_model=8, d_ff=8, h=1)
     training = TrainingConfig(steps=1, max_tokens=60, validate_every=1)
     _, _, left_out = train_parser(treebank, vocabulary, config, training, show_progress=False)
@@ -527,20 +468,6 @@ def test_with_patience_the_parser_is_the_mean_of_the_checkpoints_up_to_the_best(
     assert saved.info["seconds"]["starts"] == 1
 
 
-def test_a_run_of_several_starts_tells_the_seconds_of_all(tmp_path, monkeypatch):
-    settings = TrainingConfig(steps=2, max_tokens=60, validate_every=1, save_every=1)
-    sizes, pairs = TransformerConfig(9, N=1, d_model=8, d_ff=8, h=1), parsing.PARSERS["toy"][2]
-    treebank, run = Treebank("x", TOY[:4], TOY[4:5], TOY[:1]), tmp_path / "parser-checkpoints"
-    run.mkdir()
-    (run / "seconds.json").write_text('{"wall": 5000.0, "processor": 3000.0, "starts": 2}')
-    wall, processor = itertools.count(0.0, 2.0), itertools.count(0.0, 1.0)
-    clock = SimpleNamespace(time=lambda: next(wall), process_time=lambda: next(processor))
-    monkeypatch.setattr(parsing.files, "time", clock)  # each look at it finds two seconds more
-    parsing.save_parser(tmp_path / "parser", treebank, sizes, settings, pairs, show_progress=False)
-    told = load_checkpoint(tmp_path / "parser").info["seconds"]
-    assert told["wall"] - 5000 == 2 * (told["processor"] - 3000) > 0 and told["starts"] == 3
-
-
 OWN = {  # sentences in the Penn Treebank's manner, brackets by hand; the scores of whole test sets are in results/
     "gum": ["(S (NP (XX Attention)) (VP (XX is) (NP (NP (XX all)) (SBAR (S (NP (XX you)) (VP (XX need)))))) (. .))",
             "(S (NP (XX The) (XX committee)) (VP (XX rejected) (NP (XX the) (XX plan))) (. .))"],
@@ -560,14 +487,6 @@ def test_the_kept_parsers_parse_what_their_training_never_held(name):
     gold = [parse_tree(text) for text in OWN[name]]
     found = parse_sentences(*kept_parser(name), [tree.words for tree in gold], beam=4, constrained=True)
     assert bracket_f1(found, gold).f1 == 100
-
-
-@pytest.mark.parametrize(("name", "least"), [("gum", 55), ("craft", 65)])
-def test_the_kept_parsers_score_as_their_results_say(name, least):
-    """By the beam of 21: 69.3 for GUM on all of `valid`, 80.6 for CRAFT on `test`."""
-    _, gold = real_trees(name, "dev", 60)
-    found = parse_sentences(*kept_parser(name), [tree.words for tree in map(stripped, gold)], beam=1, constrained=True)
-    assert bracket_f1(found, gold).well_formed == 100 and bracket_f1(found, gold).f1 > least
 
 
 def test_the_split_that_is_asked_for_is_scored(learned):
@@ -635,20 +554,11 @@ def test_an_untrained_model_writes_trees_under_the_grammar_with_every_kind_of_le
     vocabulary = ParsingVocabulary.fit(trees, leaves=leaves)
     torch.manual_seed(0)
     model = Transformer(TransformerConfig.tiny(len(vocabulary))).eval()
-    sentences = [["a", "b", "c"], ["d"], ["a", "new", "word", "and", "b"]]
+    sentences = [["a", "b", "c"], ["d"], ["a", "new", "42%", "and", "b"]]
     for beam in (1, 3):
         found = parse_sentences(model, vocabulary, sentences, beam, extra=20, constrained=True)
         assert [tree.words for tree in found] == sentences
     assert not any(parse_sentences(model, vocabulary, sentences, 3, extra=20)), "unconstrained, this model writes none"
-
-
-def test_the_grammar_lets_only_the_next_leaf_follow():
-    vocabulary = ParsingVocabulary.fit([parse_tree("(S (NP (T a) (T b)) (VP (T c)))")], leaves="numbers")
-    grammar = TreeGrammar(vocabulary, [["a", "b", "c"]], extra=9)
-    prefix = (BEGIN, *vocabulary.encode_tree(parse_tree("(S (NP (T a) (T b)) (VP (T c)))")))
-    following = [[vocabulary.table[i] for i in grammar.following(0, prefix[:n])] for n in range(1, len(prefix))]
-    numbers = [[symbol for symbol in some if symbol.isdigit()] for some in following]
-    assert numbers == [[], ["0"], ["0"], ["1"], ["2"], ["2"], ["2"], [], []]
 
 
 def test_a_wide_constrained_beam_finds_the_most_probable_tree():
@@ -669,15 +579,6 @@ def test_a_wide_constrained_beam_finds_the_most_probable_tree():
     assert tree == delinearize(vocabulary.symbols_of(best), words)
 
 
-def test_under_the_grammar_a_word_like_none_in_training_is_a_leaf_too():
-    vocabulary = ParsingVocabulary.fit([parse_tree("(S (NP (T a)) (VP (T b)))")])
-    assert vocabulary.encode_words(["42%"]) == [3]
-    torch.manual_seed(0)
-    model = Transformer(TransformerConfig.tiny(len(vocabulary))).eval()
-    (tree,) = parse_sentences(model, vocabulary, [["a", "42%"]], 2, extra=20, constrained=True)
-    assert tree and tree.words == ["a", "42%"]
-
-
 def test_under_the_grammar_learned_positions_cut_no_tree_off():
     vocabulary = ParsingVocabulary.fit([parse_tree("(S (NP (T a) (T b)) (VP (T c)))")])
     torch.manual_seed(0)
@@ -688,13 +589,3 @@ def test_under_the_grammar_learned_positions_cut_no_tree_off():
         model.embedding.weight[vocabulary.symbol_ids["(NP"]] = norm.bias
     (tree,) = parse_sentences(model, vocabulary, [["a", "b", "c"]], 2, constrained=True)
     assert tree and tree.words == ["a", "b", "c"]
-
-
-def test_trees_whose_numbered_words_are_too_long_for_a_batch_are_left_out():
-    short = [parse_tree(f"(S (NP (T a{n})) (VP (T b)))") for n in range(5)]
-    long = parse_tree(f"(S {' '.join(30 * ['(T w)'])})")
-    treebank = Treebank("x", [*short[:4], long], [short[4], long], short[:1])
-    vocabulary = ParsingVocabulary.fit(treebank.train, leaves="numbers")
-    config = TransformerConfig(len(vocabulary), N=1, d_model=8, d_ff=8, h=1)
-    training = TrainingConfig(steps=1, max_tokens=60, validate_every=1)
-    assert train_parser(treebank, vocabulary, config, training, show_progress=False)[2] == 1

@@ -41,26 +41,12 @@ def test_far_positions_are_as_exact_as_near_ones():
     assert table[-1].tolist() == pytest.approx(expected, abs=6e-8)  # float32 angles would be 0.01 off
 
 
-@pytest.mark.parametrize("d_model", [1, 3, 5, 511])
-def test_odd_d_model_ends_in_a_sine_alone(d_model):
-    table = sinusoidal_encoding(40, d_model)
-    assert table.shape == (40, d_model) and table.isfinite().all()
-    assert table[:, -1].tolist() == pytest.approx([element(pos, d_model - 1, d_model) for pos in range(40)], abs=6e-8)
-    assert torch.equal(PositionalEncoding(d_model)(torch.zeros(1, 40, d_model))[0], table)
-
-
-@pytest.mark.parametrize(("start", "d_model"), [(0, 6), (1, 7), (255, 2), (199_000, 8)])
+@pytest.mark.parametrize(("start", "d_model"), [(0, 6), (1, 7), (0, 1), (255, 2), (199_000, 8)])
 def test_start_is_the_first_position(start, d_model):
     table = sinusoidal_encoding(3, d_model, start)
     assert table.shape == (3, d_model)
     expected = [element(start + pos, column, d_model) for pos in range(3) for column in range(d_model)]
     assert table.flatten().tolist() == pytest.approx(expected, abs=6e-8)
-
-
-def test_empty_and_impossible_sizes():
-    assert sinusoidal_encoding(0, 4).shape == (0, 4)
-    with pytest.raises(ValueError, match="d_model=7 is odd"):
-        shift_matrix(1, 7)
 
 
 @examples(40)
@@ -72,44 +58,16 @@ def test_dot_products_depend_on_the_distance_alone(one, other, half):
 
 
 class TestPositionalEncoding:
-    def test_adds_the_table(self):
-        x = torch.randn(3, 20, 16)
-        assert torch.equal(PositionalEncoding(16)(x), x + sinusoidal_encoding(20, 16))
-
-    def test_any_length_in_any_order(self):
-        layer = PositionalEncoding(6)
-        for length in (3, 700, 1, 2_000, 5):
-            x = torch.randn(2, length, 6)
-            assert torch.equal(layer(x), x + sinusoidal_encoding(length, 6))
-
     @pytest.mark.parametrize("start", [0, 1, 255, 256, 4_000])
     def test_start(self, start):
         layer = PositionalEncoding(6)
         x = torch.randn(2, 3, 6)
         assert torch.equal(layer(x, start=start), x + sinusoidal_encoding(start + 3, 6)[start:])
 
-    def test_has_no_state_to_save_or_to_round(self):
-        layer = PositionalEncoding(6)
-        layer(torch.zeros(1, 9, 6))
-        assert not list(layer.parameters()) and not list(layer.buffers()) and not layer.state_dict()
-        layer.half()
-        layer.float()
-        assert torch.equal(layer(torch.zeros(1, 9, 6))[0], sinusoidal_encoding(9, 6))
-
-    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-    def test_dtype_is_kept(self, dtype):
-        assert PositionalEncoding(6)(torch.zeros(1, 4, 6, dtype=dtype)).dtype == dtype
-
     def test_device_is_kept_and_changes_between_calls(self):
         layer = PositionalEncoding(6)
         assert layer(torch.zeros(1, 4, 6, device="meta")).device.type == "meta"
         assert torch.equal(layer(torch.zeros(1, 4, 6))[0], sinusoidal_encoding(4, 6))  # and back on the CPU
-
-    @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-    def test_on_a_gpu(self):
-        layer = PositionalEncoding(6)
-        out = layer(torch.zeros(1, 400, 6, device="cuda"))
-        assert out.device.type == "cuda" and torch.equal(out[0].cpu(), sinusoidal_encoding(400, 6))
 
     def test_can_be_trained_after_a_first_call_without_gradients(self):
         layer = PositionalEncoding(6)
@@ -134,18 +92,7 @@ class TestPositionalEncoding:
         with pytest.raises(TypeCheckError, match="typechecking parameter 'x'"):
             PositionalEncoding(6)(x)
 
-    def test_wrong_width_is_refused(self):
-        with pytest.raises(RuntimeError, match=r"tensor a \(5\) must match the size of tensor b \(6\)"):
-            PositionalEncoding(6)(torch.zeros(1, 2, 5))
-        with pytest.raises(TypeCheckError, match="checking the return value"):
-            PositionalEncoding(6)(torch.zeros(1, 2, 1))  # would broadcast
-
-
 class TestLearnedPositionalEmbedding:
-    def test_a_single_position_of_a_single_number_is_enough(self):
-        layer = LearnedPositionalEmbedding(1, 1).eval()
-        torch.testing.assert_close(layer(torch.full((2, 1, 1), 3.0)), (3 + layer.table).expand(2, 1, 1))
-
     def test_adds_its_rows_and_trains_only_those_it_used(self):
         torch.manual_seed(0)
         layer = LearnedPositionalEmbedding(10, 4)
@@ -160,24 +107,6 @@ class TestLearnedPositionalEmbedding:
         torch.manual_seed(0)
         lengths = LearnedPositionalEmbedding(400, 256).table.norm(dim=1).mean().item()
         assert lengths == pytest.approx(sinusoidal_encoding(400, 256).norm(dim=1).mean().item(), rel=0.02)
-
-    def test_dropout_only_while_training(self):
-        layer = LearnedPositionalEmbedding(10, 400, dropout=0.5)
-        x = torch.full((1, 10, 400), 9.0)
-        assert (layer(x) == 0).float().mean().item() == pytest.approx(0.5, abs=0.05)
-        assert torch.equal(layer.eval()(x), x + layer.table)
-
-    @pytest.mark.parametrize("x", [torch.zeros(2, 4), torch.zeros(4), torch.zeros(1, 2, 4, dtype=torch.int64)])
-    def test_anything_but_a_batch_of_vectors_is_refused(self, x):
-        with pytest.raises(TypeCheckError, match="typechecking parameter 'x'"):
-            LearnedPositionalEmbedding(3, 4)(x)
-
-    def test_wrong_width_is_refused(self):
-        with pytest.raises(RuntimeError, match=r"tensor a \(5\) must match the size of tensor b \(4\)"):
-            LearnedPositionalEmbedding(3, 4)(torch.zeros(1, 2, 5))
-        with pytest.raises(TypeCheckError, match="checking the return value"):
-            LearnedPositionalEmbedding(3, 4)(torch.zeros(1, 2, 1))  # would broadcast
-
 
 def test_c14_wavelengths_are_geometric_from_two_pi_toward_ten_thousand_times_two_pi():
     d_model = 512

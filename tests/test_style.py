@@ -3,23 +3,13 @@
 import base64
 import csv
 import io
-import re
 
 import numpy as np
 import pytest
 from drawing import HEADS, KEYS, QUERIES, WEIGHTS, close_figures  # noqa: F401
-from helpers import run_python
 from matplotlib import pyplot as plt
 
 from annotated import attention_charts, charts, style
-
-
-def test_the_colours_that_pages_rely_on_are_there():
-    names = ("query key value mask encoder decoder attention feed_forward embedding position norm output accent muted "
-             "text")
-    assert set(names.split()) <= set(style.COLOURS) and set(style.DARK) <= set(style.COLOURS)
-    assert all(re.fullmatch("#[0-9A-F]{6}", colour) for colour in [*style.COLOURS.values(), *style.CYCLE])
-    assert len(set(style.CYCLE)) == 8
 
 
 def test_renderer_gives_the_chart_and_a_picture_of_it_and_no_html():
@@ -58,17 +48,6 @@ def test_lying_bars_have_their_names_and_lengths():
         [1, "b", "y", 2.0, ""], [2, "c", 0, 3, ""], [2, "c", 2, 4, ""]]
 
 
-def test_panels_with_different_columns_share_one_table():
-    _, (left, right) = plt.subplots(1, 2)
-    attention_charts.mask_chart([[True]], ["k"], ["q"], ax=left)
-    charts.bars_chart({"a": 2.0}, ax=right)
-    header, rows = style.table(left.figure)
-    assert [dict(zip(header, row, strict=True)) for row in rows] == [
-        {"panel": 1, "query index": 0, "query": "q", "key index": 0, "key": "k", "may attend": 1, "group": "", "name": "", "value": ""},
-        {"panel": 2, "query index": "", "query": "", "key index": "", "key": "", "may attend": "", "group": "a", "name": "",
-         "value": 2.0}]
-
-
 def test_an_altair_chart_with_records_has_them_as_its_table_and_follows_the_page():
     import altair
 
@@ -95,20 +74,3 @@ def test_pictures_of_a_notebook_carry_their_table():
     assert [float(row["y"]) for row in rows[:3]] == [0, 3e-6, 6e-6]
     figure = plt.subplots()[0]
     assert "Table" not in image.open(io.BytesIO(base64.b64decode(style._png(figure)))).text
-
-
-def test_a_stored_figure_is_given_its_table_by_use_style():
-    code = """
-import io, base64, matplotlib
-from IPython.core.interactiveshell import InteractiveShell
-shell = InteractiveShell.instance()
-matplotlib.use("module://matplotlib_inline.backend_inline")
-from annotated import charts
-charts.use_style()
-figure = charts.bars_chart({"a": 1.5}).figure
-data, _ = shell.display_formatter.format(figure, include=["image/png"])
-from PIL import Image
-png = data["image/png"]
-print(Image.open(io.BytesIO(base64.b64decode(png) if isinstance(png, str) else png)).text["Table"])
-"""
-    assert run_python(code).split() == ["group,name,value", "a,,1.5"]

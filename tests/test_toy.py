@@ -49,23 +49,6 @@ def test_the_books_model_is_trained_and_saved_in_half_precision(tiny_book, tmp_p
     assert torch.equal(state(again.half().float()), state(saved.model))
 
 
-def test_the_books_vocabulary_is_that_of_its_training_set(tiny_book, tmp_path, monkeypatch):
-    made = corpus(valid=[("quax .", "Quax .")])
-    made.test = [("zyx .", "Zyx .")]
-    monkeypatch.setattr(toy, "load_corpus", lambda name: made)
-    toy.train_book_model(tmp_path / "book", False)
-    tokenizer = load_checkpoint(tmp_path / "book").tokenizer
-    assert set(tokenizer.words) == {word for pair in TEXTS for text in pair for word in text.split()}
-
-
-def test_training_the_books_model_leaves_nothing_behind_if_it_fails(tiny_book, tmp_path, monkeypatch):
-    torch.set_num_threads(2)
-    monkeypatch.setattr(training, "train", lambda *arguments: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        toy.train_book_model(tmp_path / "book", False)
-    assert torch.get_num_threads() == 2 and not any(tmp_path.iterdir())
-
-
 @pytest.mark.long
 def test_the_books_model_trained_anew_translates_as_well(tmp_path):
     toy.train_book_model(tmp_path / "book", False)

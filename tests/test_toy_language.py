@@ -1,7 +1,6 @@
 """The toy language: right German, a function of the English, annotations that fit, the same on every machine."""
 
 import functools
-import os
 import random
 import re
 from collections import Counter
@@ -9,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import spacy
-from helpers import examples, run_python
+from helpers import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,7 +19,6 @@ from annotated.toy_language import (
     german_adjective,
     german_determiner,
     lexicon,
-    plain_verbs,
     read_sentences,
     toy_tokens,
     write_sentences,
@@ -70,53 +68,29 @@ DECLENSION = {  # an old table, lamp, bed, and old tables, after each kind of wo
                        alten Tisch, alte Lampe, altes Bett, alte Tische
                        altem Tisch, alter Lampe, altem Bett, alten Tischen""",
 }
-KNOWN = {
-    # gender and case
+KNOWN = {  # gender and case, separable verbs, word order, negation, pronouns, relative clauses, perfect with sein, prepositions
     "The man gives the queen a newspaper.": "Der Mann gibt der Königin eine Zeitung.",
     "The mother puts the red key on the table.": "Die Mutter legt den roten Schlüssel auf den Tisch.",
     "Every evening every man gives my son a red water bottle.":
         "Jeden Abend gibt jeder Mann meinem Sohn eine rote Wasserflasche.",
-    "Five small mice sleep.": "Fünf kleine Mäuse schlafen.",
-    "Six horses run to the castle before they sleep.": "Sechs Pferde laufen zum Schloss, bevor sie schlafen.",
-    # separable verbs
     "What must my tired aunt turn on?": "Was muss meine müde Tante einschalten?",
     "Has my friendly brother tidied up the big room?": "Hat mein freundlicher Bruder das große Zimmer aufgeräumt?",
-    "The boys do not fall asleep.": "Die Jungen schlafen nicht ein.",
-    "The girls arrive in this village.": "Die Mädchen kommen in diesem Dorf an.",
     "Who does not pick up the hungry child?": "Wer holt das hungrige Kind nicht ab?",
-    # verb second and verb last
     "Today the young mouse has slept.": "Heute hat die junge Maus geschlafen.",
-    "Every evening the bear drinks water behind the village church.":
-        "Jeden Abend trinkt der Bär Wasser hinter der Dorfkirche.",
-    "While a dog sleeps, five boys sing.": "Während ein Hund schläft, singen fünf Jungen.",
-    "While my daughter comes back, my hungry aunt works.":
-        "Während meine Tochter zurückkommt, arbeitet meine hungrige Tante.",
+    "While my daughter comes back, my hungry aunt works.": "Während meine Tochter zurückkommt, arbeitet meine hungrige Tante.",
     "The king gets up, but five girls come back.": "Der König steht auf, aber fünf Mädchen kommen zurück.",
     "Every child thinks that the man calls the girl.": "Jedes Kind denkt, dass der Mann das Mädchen anruft.",
-    # negation
     "The king does not help the women.": "Der König hilft den Frauen nicht.",
-    "The woman does not read a book.": "Die Frau liest kein Buch.",
     "A girl does not eat a cake.": "Ein Mädchen isst keinen Kuchen.",
     "Who does not turn on lamps?": "Wer schaltet keine Lampen ein?",
-    "My brothers have not tidied up the kitchen.": "Meine Brüder haben die Küche nicht aufgeräumt.",
     "No child knows that the king is very happy.": "Kein Kind weiß, dass der König sehr glücklich ist.",
-    # pronouns
-    "Although the dog is tired, it has not played.": "Obwohl der Hund müde ist, hat er nicht gespielt.",
     "The girl will eat potato soup because it is fresh.": "Das Mädchen wird Kartoffelsuppe essen, weil sie frisch ist.",
     "My father must invite the queen because he must thank her.":
         "Mein Vater muss die Königin einladen, weil er ihr danken muss.",
-    "The mother invites the father because she must thank him.":
-        "Die Mutter lädt den Vater ein, weil sie ihm danken muss.",
-    "The brothers eat the soup because it is fresh.": "Die Brüder essen die Suppe, weil sie frisch ist.",
-    # relative clauses
     "The aunt whom my daughter has thanked has cooked tomato soup.":
         "Die Tante, der meine Tochter gedankt hat, hat Tomatensuppe gekocht.",
-    "The brothers whom my uncle has seen cook an egg.": "Die Brüder, die mein Onkel gesehen hat, kochen ein Ei.",
     "My daughters see the bear that often eats the pear.": "Meine Töchter sehen den Bären, der die Birne oft frisst.",
-    "The young queen whom no clever woman thanks laughs.": "Die junge Königin, der keine kluge Frau dankt, lacht.",
-    # perfect with sein, modal verbs, prepositions
     "Every boy has gone into the church with the cat.": "Jeder Junge ist mit der Katze in die Kirche gegangen.",
-    "The woman wants to swim in a river.": "Die Frau will in einem Fluss schwimmen.",
     "My sons always arrive at the station.": "Meine Söhne kommen immer am Bahnhof an.",
 }
 
@@ -184,25 +158,6 @@ def test_committed_files_are_reproduced_byte_for_byte(corpus, tmp_path):
         assert read_sentences(DATA / f"{split}.tsv") == corpus[split]
 
 
-def test_sentences_do_not_depend_on_the_process():
-    code = ("import random; from annotated.toy_language import generate_sentence as g; d = random.Random(5).random\n"
-            "print([(s.source, s.target, s.alignment, s.tree) for s in (g(d) for _ in range(200))])")
-    said = {run_python(code, env={**os.environ, "PYTHONHASHSEED": seed}) for seed in ("0", "77")}
-    assert said == {f"{[(s.source, s.target, s.alignment, s.tree) for s in sample(5, 200)]}\n"}
-
-
-def test_sizes_and_words(corpus, sentences):
-    assert {split: len(corpus[split]) for split in SPLITS} == {"train": 10_000, "valid": 500, "test": 500, "novel": 500}
-    lengths = [len(s.source_tokens) for s in sentences]
-    assert 4 <= min(lengths) and max(lengths) <= 16 and 8.5 < sum(lengths) / len(lengths) < 10.5
-    assert sum(path.stat().st_size for path in DATA.glob("*.tsv")) < 3.2e6
-    for side, low, high in (("source_tokens", 200, 400), ("target_tokens", 300, 550)):
-        train = Counter(word for s in corpus["train"] for word in getattr(s, side))
-        assert low <= len(train) <= high
-        elsewhere = {word for split in SPLITS[1:] for s in corpus[split] for word in getattr(s, side)}
-        assert min(train[word] for word in elsewhere) >= 5
-
-
 def test_german_is_a_function_of_the_english(sentences):
     assert len({s.source for s in sentences}) == len(sentences)  # so the splits are disjoint, too
     translation = {}
@@ -240,26 +195,6 @@ def test_novel_combinations_never_occur_elsewhere(corpus):
                 kept[split]["pronoun"] += rank[things[0]] % 5 == 1
     assert all(sum(kept[split].values()) == 0 for split in ("train", "valid", "test")), kept
     assert all(kept["novel"][kind] >= 50 for kind in ("adjective", "number", "pronoun"))
-
-
-def test_novel_objects_never_follow_their_verb_elsewhere(corpus):
-    names = {"eat": ["eat", "eat (animal)"], "drink": ["drink", "drink (animal)"]}
-    verbs, rank = list(lexicon().verbs), {name: index for index, name in enumerate(lexicon().nouns)}
-    plain = [v for v in plain_verbs("acc") if not v.particle]
-    forms = {form: v.english[0] for v in plain for form in v.english}
-    kept, seen = Counter(), Counter()
-    for split in SPLITS:
-        for s in corpus[split]:
-            heads = {noun[1]: name for _, name, noun in noun_phrases(s)}
-            for node in nodes(parse(s.tree)):
-                if node[0] == "VP" and len(node) > 2 and node[1][-1] in forms and node[2][0] == "NP":
-                    described = node[2][1][0] == "NP"  # with a relative clause
-                    name = heads.get(leaves(node[2][1] if described else node[2])[-1][1])
-                    base = forms[node[1][-1]]
-                    if name:
-                        seen[split] += 1
-                        kept[split] += all((verbs.index(v) + rank[name]) % 10 == 5 for v in names.get(base, [base]))
-    assert seen["train"] > 1500 and kept["train"] == kept["valid"] == kept["test"] == 0 < kept["novel"]
 
 
 # Annotations
@@ -329,11 +264,6 @@ def test_declension(word, family):
             adjective = german_adjective("alt", family, case, gender)
             made.append(" ".join([*before, adjective, noun.form(case, bool(plural))]))
         assert ", ".join(made) == line.strip()
-
-
-def test_dative_plurals():
-    known = dict(dog="Hunden", man="Männern", woman="Frauen", car="Autos", room="Zimmern", boy="Jungen", apple="Äpfeln")
-    assert {name: lexicon().nouns[name].form("dat", True) for name in known} == known
 
 
 ALLOWED = {  # word before the adjective -> gender -> endings of the adjective, in nominative, accusative or dative
@@ -413,48 +343,7 @@ def test_verb_last_in_subordinate_clauses(sentences):
     assert min(kinds.values()) > 100
 
 
-def test_separable_prefixes(corpus):
-    """A prefix that stands alone ends its clause."""
-    prefixes = {verb.prefix for verb in lexicon().verbs.values() if verb.prefix}
-    alone = 0
-    for s in corpus["train"]:
-        for i, j in s.alignment:
-            partners = sorted(k for n, k in s.alignment if n == i)
-            if s.target_tokens[j] in prefixes and len(partners) == 2 and partners[1] == j:
-                alone += 1
-                assert s.target_tokens[j + 1] in (",", ".", "?", "und"), s.target
-    assert alone > 500
-
-
-def test_he_and_she_have_one_antecedent(sentences):
-    """Nobody else in the sentence could be meant by he, she or they."""
-    men = {name for name, noun in lexicon().nouns.items() if "he" in noun.classes}
-    women = {name for name, noun in lexicon().nouns.items() if "she" in noun.classes} | {"girl"}
-    for s in sentences:
-        here = Counter()
-        for _, name, noun in noun_phrases(s):
-            here["they" if noun[0] == "NNS" else "he" if name in men else "she" if name in women else "other"] += 1
-        words = set(map(str.lower, s.source_tokens))
-        for pronoun, forms in (("he", {"he", "him", "his"}), ("she", {"she", "her"})):
-            assert not words & forms or here[pronoun] == 1, s.source
-        assert not words & {"they", "them", "their"} or here["they"] <= 1, s.source
-
-
 # Files and bad input
-
-
-def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch, corpus):
-    path = tmp_path / "some.tsv"
-    write_sentences(path, corpus["test"][:3])
-    old = path.read_bytes()
-
-    def fail(*_):
-        raise OSError("disk full")
-
-    monkeypatch.setattr(os, "replace", fail)
-    with pytest.raises(OSError, match="disk full"):
-        write_sentences(path, corpus["test"])
-    assert path.read_bytes() == old and [p.name for p in tmp_path.iterdir()] == ["some.tsv"]
 
 
 GOOD = "We sing.\tWir singen.\t0-0 1-1 2-2\t(S (NP (PRP We)) (VP (VBP sing)) (. .))\n"
@@ -484,11 +373,6 @@ def test_good_lines_empty_files_and_wrong_encodings(tmp_path):
     path.write_bytes("Der B\u00e4r.".encode("latin-1"))
     with pytest.raises(ValueError, match=r"some\.tsv: byte 5 is not UTF-8"):
         read_sentences(path)
-
-
-def test_a_seed_is_an_integer():
-    with pytest.raises(TypeError, match="seed: got None; expected an integer"):
-        generate_corpus(None)
 
 
 def test_tokens():
