@@ -116,6 +116,14 @@ def test_a_forbidden_key_weighs_exactly_nothing_whatever_the_scores(dtype, blind
     assert scores.grad.isfinite().all() and (scores.grad[~mask] == 0).all() and (scores.grad[0, :2] != 0).all()
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", [20.0, 2e4, 6e4])
+def test_c9_beside_a_row_that_sees_nothing_allowed_keys_win_however_low_their_scores(dtype, size):
+    scores = torch.tensor([[-size, -size, 0.0], [1.0, 2.0, 3.0]], dtype=dtype)
+    weights = masked_softmax(scores, torch.tensor([[True, True, False], [False, False, False]]))
+    assert weights.tolist() == [[0.5, 0.5, 0.0], [0.0, 0.0, 0.0]]
+
+
 # C4, C5: why the scale is there
 
 
