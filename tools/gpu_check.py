@@ -1,6 +1,6 @@
 """`make gpu-check`: ten minutes that say whether the GPUs here train and translate as they should, before a run costs money.
 
-    python tools/gpu_check.py [--device cpu] [--out FOLDER]
+    python tools/gpu_check.py [--device cpu] [--parts versions steps …] [--out FOLDER]
 
 Every part runs in a process of its own, so that one that dies takes no other with it. FOLDER gets report.json, to read or to send; the
 exit status is 1 if a part found a fault. With --device cpu a tiny model goes the same way as far as that goes.
@@ -215,6 +215,7 @@ def measured(part, device):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--parts", nargs="+", choices=TIMES, default=[*TIMES])
     parser.add_argument("--out", default="_build/gpu_check")
     parser.add_argument("--work", help=argparse.SUPPRESS)  # what one of the processes does
     options = parser.parse_args()
@@ -224,7 +225,7 @@ def main():
             print(json.dumps(facts))
         return
     report, seen = {"device": options.device, "when": time.strftime("%Y-%m-%d %H:%M"), **provenance(), "parts": {}}, {}
-    for part in TIMES:
+    for part in options.parts:
         begin = time.time()
         seen[part], died = measured(part, options.device)
         wrong = [died] if died else list(faults(part, seen[part], options.device, seen))
