@@ -16,7 +16,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from .distributed import ranks, run_on_rank_zero
-from .files import write_json_lines
+from .results import write_json_lines
 
 # %% ../notebooks/95_callbacks.ipynb #bee95b14
 class Callback:

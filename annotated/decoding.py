@@ -18,11 +18,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 from .batches import pad, token_batches
-from .checkpoints import Checkpoint, load_checkpoint, save_checkpoint
+from .checkpoints import Checkpoint, book_model, load_checkpoint, save_checkpoint
 from .masking import causal_mask
 from .tokens import BEGIN, END, PAD
 from .training import evaluating
-from .checkpoints import book_model
 
 # %% ../notebooks/18_decoding.ipynb #622b7e5c
 class KeyValueCache:

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from . import files
+from . import files, results
 from .batches import pad, token_batches
 from annotated.checkpoints import (
     average_checkpoints,
@@ -560,7 +560,7 @@ def save_parser(folder, treebank, sizes, training, pairs, average=5, device="cpu
     stalled = training.patience * -(-training.validate_every // training.save_every)
     training = replace(training, keep_last=max(training.keep_last, average + stalled))
     made = {name: pairs[name] for name in ("copies", "parts", "word_dropout")}
-    with files.counting_seconds(run) as seconds:
+    with results.counting_seconds(run) as seconds:
         model, log, left_out = train_parser(treebank, vocabulary, config, training, run_folder=run,
                                             device=device, made=made, **how)
     best = min(log, key=lambda row: row["valid_loss"] if training.patience else -row["step"])
@@ -592,12 +592,12 @@ def score_parser(folder, treebank, device="cpu", prepare=Transformer.eval, **how
     return {
         "claim": "C30", "data": f"{treebank}; scored on {how.get('split', 'test')}{some}",
         "treebank": treebank.name, "seed": saved.info["training"]["seed"],
-        "machine": files.describe_machine(device), "decoding": how,
+        "machine": results.describe_machine(device), "decoding": how,
         "metric": "labelled bracket F1 in percent: root and tags not counted, punctuation deleted, "
                   "ADVP = PRT, summed over the corpus; a malformed output is an empty tree",
         "scores": {name: asdict(score) for name, score in rows.items()},
         "malformed": dict(reasons.most_common(8)),
         "parameters": sum(weight.numel() for weight in model.parameters()),
         "model": asdict(saved.model.config), **{name: saved.info[name] for name in kept},
-        "scoring_seconds": round(time.time() - start), **files.provenance(),
+        "scoring_seconds": round(time.time() - start), **results.provenance(),
     }, trees

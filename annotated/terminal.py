@@ -180,7 +180,7 @@ def train_options(arguments):
 def _train(arguments, build=None, loss=None):
     """Train a Transformer on a corpus and save it."""
     # build, loss: as for train_on, in place of the prepared model and the loss in chunks
-    from annotated import chunked_loss, distributed, fast, files, training
+    from annotated import chunked_loss, distributed, fast, results, training
 
     options = train_options(arguments)
     build, loss = build or fast.prepared_transformer, loss or chunked_loss.ChunkedLoss
@@ -194,7 +194,7 @@ def _train(arguments, build=None, loss=None):
         options.out.parent.mkdir(parents=True, exist_ok=True)  # now rather than after hours
         if first:
             print(corpus, config, options.training, sep="\n")
-        with files.counting_seconds(options.checkpoints if first else None) as seconds:
+        with results.counting_seconds(options.checkpoints if first else None) as seconds:
             model, log = training.train_on(
                 corpus, tokenizer, config, options.training, True, device, options.checkpoints,
                 _reporter(options.tensorboard if first else None),
@@ -224,9 +224,10 @@ class Translate:
 
 def _loaded(folder, device="cpu"):
     """The checkpoint in a folder, or the book's own for None; ValueError if it cannot translate."""
-    from annotated import checkpoints, training
+    from annotated import checkpoints
 
-    saved = checkpoints.book_model() if folder is None else checkpoints.load_checkpoint(folder, device)
+    own = folder is None
+    saved = checkpoints.book_model() if own else checkpoints.load_checkpoint(folder, device)
     if saved.tokenizer is None or "source_language" not in saved.info:
         raise ValueError(f"{folder} holds no tokenizer, or does not name its source_language: "
                          "give a folder that `annotated train` has saved")
@@ -307,7 +308,7 @@ class Clean:
 def _clean(arguments):
     """Count what cleaning would drop from a corpus."""
     options, counts = _read(Clean, "clean", arguments), {}
-    from annotated import corpora, files
+    from annotated import corpora, files, results
 
     pairs = corpora.read_pairs(options.source, options.target, errors="replace")
     for _ in corpora.clean_pairs(pairs, counts, options.max_length, options.max_ratio):
@@ -316,7 +317,7 @@ def _clean(arguments):
               "max_length": options.max_length, "max_ratio": options.max_ratio,
               "counts": dict(sorted(counts.items()))}
     if options.out:
-        files.write_json(options.out, result | files.provenance())
+        files.write_json(options.out, result | results.provenance())
     else:
         print(json.dumps(result, indent=1))
 
@@ -342,7 +343,7 @@ class Scoring:
 def _score(arguments):
     """Translate a split of a corpus and score it."""
     options = _read(Scoring, "score", arguments)
-    from annotated import corpora, evaluation, fast, files, training
+    from annotated import corpora, evaluation, fast, files, results, training
 
     fast.keep_memory()
     saved = _loaded(options.model)
@@ -374,7 +375,7 @@ def _score(arguments):
              "averaged_checkpoints": saved.info.get("averaged", []),
              "attention_gain": saved.info.get("attention_gain", 1.0), "decoding_seconds": seconds,
              "training_seconds": saved.info.get("seconds"), "log": saved.info.get("log"),
-             "machine": files.describe_machine(), **files.provenance()}
+             "machine": results.describe_machine(), **results.provenance()}
     files.write_json(path, facts)
     print(report)
 
@@ -402,7 +403,7 @@ class Export:
 def _export(arguments):
     """Make folders for Hugging Face and CTranslate2."""
     options = _read(Export, "export", arguments)
-    from annotated import checkpoints, files, production
+    from annotated import checkpoints, files, production, results
 
     if options.back:
         returned = production.import_from_hugging_face(options.back)
@@ -427,7 +428,7 @@ def _export(arguments):
              "sentences of": str(options.check), **production.compare_export(
                  saved, options.out, sentences, options.ctranslate2, options.quantization)}
     if options.report:
-        files.write_json(options.report, facts | files.provenance())
+        files.write_json(options.report, facts | results.provenance())
     print(json.dumps(facts, indent=1, ensure_ascii=False))
     if not facts["passed"]:
         print("annotated export: it does not agree with the checkpoint: see above", file=sys.stderr)

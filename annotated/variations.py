@@ -21,14 +21,14 @@ from filelock import FileLock, Timeout
 from .batches import Batch, pair_lengths, token_batches
 from .corpora import Corpus, load_corpus
 from .decoding import translate
-from annotated.files import (
+from .prepared import vocabulary_digest
+from annotated.results import (
     add_json_line,
     counting_seconds,
     describe_machine,
     provenance,
     read_json_lines,
 )
-from .prepared import vocabulary_digest
 from .tokens import PAD, UNKNOWN, SubwordTokenizer, WordTokenizer
 from annotated.training import (
     PRESETS,

@@ -334,7 +334,7 @@ def main(arguments=None):
                          "quickest of those tried, each with the tokens a second of a few visits",
                "data": f"random ids; {options.tokens} target tokens a batch; decoding "
                        f" {work.WRITTEN} tokens from {work.SOURCE}", "seed": 0, "rates": [], "cells": []}
-    from annotated.files import provenance
+    from annotated.results import provenance
 
     results |= provenance()
     workers["rates"] = Group.start("annotated", options)

@@ -9,7 +9,7 @@ place of a line of the same run.
 import sys
 from pathlib import Path
 
-from annotated.files import add_json_line, read_json
+from annotated.results import add_json_line, read_json
 
 
 def main(results, row, seed, scored):

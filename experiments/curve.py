@@ -14,7 +14,8 @@ from annotated.checkpoints import load_checkpoint, run_checkpoints
 from annotated.corpora import load_corpus
 from annotated.decoding import translate
 from annotated.fast import prepare
-from annotated.files import describe_machine, provenance, write_json
+from annotated.files import write_json
+from annotated.results import describe_machine, provenance
 
 
 def along(run, pairs, source, every):

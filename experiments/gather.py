@@ -19,8 +19,9 @@ import numpy as np
 import torch
 
 from annotated.batches import Batch, epoch_batches, gather, prefetch, real_tokens
-from annotated.files import describe_machine, provenance, write_json
+from annotated.files import write_json
 from annotated.prepared import write_encoded
+from annotated.results import describe_machine, provenance
 
 MAX_TOKENS, SHARES = 25_000, 8
 

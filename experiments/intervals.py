@@ -15,7 +15,8 @@ import sacrebleu
 
 from annotated.corpora import load_corpus
 from annotated.evaluation import multi30k_form
-from annotated.files import provenance, read_json_lines, write_json
+from annotated.files import write_json
+from annotated.results import provenance, read_json_lines
 
 RESULTS = Path("results")
 DRAWS, SEED, PUBLISHED = 10_000, 1, 41.02

@@ -11,7 +11,8 @@ import tempfile
 from pathlib import Path
 
 from annotated.checkpoints import load_checkpoint, save_checkpoint
-from annotated.files import CHECKOUT, read_json, read_json_lines, write_text
+from annotated.files import CHECKOUT, write_text
+from annotated.results import read_json, read_json_lines
 
 PLACE = CHECKOUT / "results" / "models"
 MOST, MOST_TOGETHER = 12e6, 30e6  # bytes

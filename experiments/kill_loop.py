@@ -28,7 +28,7 @@ import torch
 from annotated import checkpoints, training
 from annotated.checkpoints import MANIFEST, OPTIMIZER, run_checkpoints
 from annotated.distributed import process_group
-from annotated.files import provenance
+from annotated.results import provenance
 from annotated.training import TrainingConfig, train
 from annotated.transformer import Transformer, TransformerConfig
 

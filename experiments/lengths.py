@@ -9,7 +9,8 @@ import sys
 from dataclasses import asdict, replace
 
 from annotated.fast import keep_memory
-from annotated.files import describe_machine, provenance, write_json
+from annotated.files import write_json
+from annotated.results import describe_machine, provenance
 from annotated.training import PRESETS
 from annotated.variations import DECODING, measure_lengths
 

@@ -19,8 +19,9 @@ from torch.utils.checkpoint import checkpoint
 from annotated.chunked_loss import ChunkedLoss
 from annotated.decoding import generate
 from annotated.fast import prepare
-from annotated.files import describe_machine, provenance, write_json
+from annotated.files import write_json
 from annotated.regularization import LabelSmoothingLoss
+from annotated.results import describe_machine, provenance
 from annotated.tokens import END, UNKNOWN
 from annotated.transformer import Transformer, TransformerConfig
 

@@ -85,7 +85,7 @@ def main():
     if options.here:
         print(json.dumps(measure(options.pairs[0], options.here)))
         return
-    from annotated.files import provenance  # here, so that what it imports is not measured
+    from annotated.results import provenance  # here, so that what it imports is not measured
 
     report = {"command": "python experiments/memory.py --pairs " + " ".join(map(str, options.pairs)),
               "machine": f"{platform.machine()}, {platform.system()}, Python {platform.python_version()}",

@@ -11,7 +11,8 @@ import numpy as np
 
 from annotated.batches import padding_share, token_batches
 from annotated.corpora import load_corpus
-from annotated.files import describe_machine, provenance, write_json
+from annotated.files import write_json
+from annotated.results import describe_machine, provenance
 from annotated.tokens import SubwordTokenizer
 
 

@@ -16,7 +16,8 @@ from annotated.corpora import load_corpus
 from annotated.decoding import translate
 from annotated.engines import ENGINES, TOLERANCE, make_engine
 from annotated.evaluation import bleu_report
-from annotated.files import describe_machine, provenance, write_json
+from annotated.files import write_json
+from annotated.results import describe_machine, provenance
 
 
 def ways(saved):

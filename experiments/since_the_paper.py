@@ -18,7 +18,8 @@ from annotated.batches import pad, pair_lengths, token_batches
 from annotated.corpora import load_corpus
 from annotated.decoding import greedy_decode
 from annotated.fast import keep_memory
-from annotated.files import CHECKOUT, describe_machine, provenance, write_json
+from annotated.files import CHECKOUT, write_json
+from annotated.results import describe_machine, provenance
 from annotated.tokens import END, WordTokenizer
 from annotated.training import TrainingConfig, encode_pairs, train_on, validation_loss
 from annotated.transformer import TransformerConfig

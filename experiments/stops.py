@@ -18,7 +18,8 @@ from annotated.corpora import load_corpus
 from annotated.decoding import translate
 from annotated.evaluation import bleu_report
 from annotated.fast import prepare
-from annotated.files import describe_machine, provenance, write_json
+from annotated.files import write_json
+from annotated.results import describe_machine, provenance
 from annotated.training import encode_pairs, validation_loss
 
 EPOCHS = 10  # without a lower loss end a run, and as many checkpoints make the mean

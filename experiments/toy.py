@@ -17,7 +17,8 @@ from annotated.checkpoints import book_model, save_checkpoint
 from annotated.corpora import load_corpus
 from annotated.decoding import translate
 from annotated.evaluation import bleu_report
-from annotated.files import CHECKOUT, describe_machine, provenance, write_json
+from annotated.files import CHECKOUT, write_json
+from annotated.results import describe_machine, provenance
 from annotated.tokens import WordTokenizer
 from annotated.training import PRESETS, train_on
 

@@ -13,7 +13,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from annotated.files import CHECKOUT, describe_machine, provenance, read_json, write_json
+from annotated.files import CHECKOUT, write_json
+from annotated.results import describe_machine, provenance, read_json
 
 OPTIONS = {  # toy takes minutes, multi30k about half an hour on 2 quiet cores
     "toy": {"preset": "toy", "N": 2, "d_model": 64, "d_ff": 192, "h": 4, "steps": 500, "max_tokens": 1024, "warmup": 150,

@@ -67,10 +67,10 @@ from torch.utils.weak import WeakIdKeyDictionary  # noqa: E402
 
 from annotated import decoding, fast, training, transformer  # noqa: E402
 from annotated.chunked_loss import ChunkedLoss  # noqa: E402
-from annotated.files import provenance  # noqa: E402
 from annotated.masking import causal_mask  # noqa: E402
 from annotated.positional import PositionalEncoding, sinusoidal_encoding  # noqa: E402
 from annotated.regularization import LabelSmoothingLoss  # noqa: E402
+from annotated.results import provenance  # noqa: E402
 from annotated.training import TrainingConfig  # noqa: E402
 from annotated.transformer import Transformer, TransformerConfig  # noqa: E402
 

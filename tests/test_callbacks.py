@@ -16,7 +16,7 @@ from small_runs import LONG, PAIRS, QUICK, digests, interrupt, run, tiny
 from annotated import callbacks, checkpoints, run_state, training
 from annotated.callbacks import INTERRUPTED, Callback, CheckpointWriter, LogFile, hooks
 from annotated.checkpoints import run_checkpoints
-from annotated.files import read_json_lines
+from annotated.results import read_json_lines
 from annotated.training import train
 
 pytestmark = pytest.mark.usefixtures(one_thread.__name__)

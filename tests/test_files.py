@@ -6,26 +6,12 @@ import json
 import os
 import sys
 import tarfile
-import threading
-from types import SimpleNamespace
 
 import pytest
-import torch
 from publishing import PACK, left_over, special, tar
 
 from annotated import files
-from annotated.files import (
-    add_json_line,
-    counting_seconds,
-    describe_machine,
-    input_lines,
-    read_json,
-    read_json_lines,
-    stream_lines,
-    whole_file,
-    whole_folder,
-    write_json,
-)
+from annotated.files import input_lines, stream_lines, whole_file, whole_folder, write_json
 
 
 def read_lines(path):
@@ -173,14 +159,6 @@ def test_json_is_readable_and_whole(tmp_path):
 # --- the machine -----------------------------------------------------------------------------------------------------
 
 
-def test_the_machine_is_named_with_its_cores_and_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
-        words = describe_machine()
-    finally:
-        torch.set_num_threads(before)
-    assert words.endswith(f", {os.cpu_count()} cores, 3 thread(s), torch {torch.__version__}") and not words.startswith(",")
 
 
 @pytest.mark.parametrize("data, lines", [
@@ -203,36 +181,3 @@ def test_text_that_is_not_utf_8_is_named_with_its_line(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff")))
     with pytest.raises(ValueError, match="standard input, line 1: not UTF-8"):
         input_lines("-")
-
-
-def test_a_line_that_is_no_json_is_named(tmp_path):
-    (tmp_path / "log.jsonl").write_text('{"step": 1}\n{"step"\n')
-    with pytest.raises(ValueError, match=r"log\.jsonl, line 2 is no JSON"):
-        read_json_lines(tmp_path / "log.jsonl")
-    (tmp_path / "one.json").write_text('{"bleu": 1.')
-    with pytest.raises(ValueError, match=r"one\.json is no JSON"):
-        read_json(tmp_path / "one.json")
-
-
-def test_lines_that_many_add_at_once_all_come_and_replace_their_like(tmp_path):
-    path = tmp_path / "some" / "runs.jsonl"
-    for value in (1, 2):
-        threads = [threading.Thread(target=add_json_line, args=(path, {"row": row, "seed": seed, "value": value}, ("row", "seed")))
-                   for row in "abcd" for seed in range(5)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        found = sorted((line["row"], line["seed"], line["value"]) for line in read_json_lines(path))
-        assert found == [(row, seed, value) for row in "abcd" for seed in range(5)]
-
-
-def test_seconds_of_all_starts_are_added_up(tmp_path, monkeypatch):
-    clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(files, "time", SimpleNamespace(time=lambda: clock.now, process_time=lambda: clock.now / 2))
-    for start in (1, 2, 3):
-        with counting_seconds(tmp_path / "run") as seconds:
-            clock.now += 8
-            assert seconds() == {"wall": 8.0 * start, "processor": 4.0 * start, "starts": start}
-        clock.now += 1000  # between two starts nothing counts
-    assert json.loads((tmp_path / "run" / "seconds.json").read_text())["starts"] == 3

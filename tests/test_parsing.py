@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from nltk import Tree as LibraryTree
 from test_trees import trees
 
-from annotated import files, parsing, training
+from annotated import parsing, results, training
 from annotated.checkpoints import average_checkpoints, load_checkpoint
 from annotated.parsing import (
     LEAF,
@@ -498,7 +498,7 @@ def test_the_split_that_is_asked_for_is_scored(learned):
 
 def test_results_that_are_kept_add_up():
     for path in sorted((ROOT / "results").glob("parsing_*.json")):
-        found = files.read_json(path)
+        found = results.read_json(path)
         assert {"data", "seed", "machine", "command", "metric", "log"} <= set(found)
         for score in found["scores"].values():
             assert score["f1"] == pytest.approx(200 * score["matched"] / (score["predicted"] + score["gold"]))

@@ -1,16 +1,21 @@
 """Results name their revision, and README, results/README.md and the cards say of them what they hold."""
 
 import json
+import os
 import re
 import subprocess
 import sys
+import threading
 from dataclasses import asdict
+from types import SimpleNamespace
 
 import pytest
+import torch
 from helpers import ROOT
 
+from annotated import results as written
 from annotated.checkpoints import load_checkpoint
-from annotated.files import made_at, provenance, read_json, read_json_lines
+from annotated.results import add_json_line, counting_seconds, describe_machine, made_at, provenance, read_json, read_json_lines
 
 sys.path[:0] = ["experiments", "tools"]
 import keep  # noqa: E402
@@ -71,3 +76,46 @@ def test_every_row_of_the_record_was_scored_as_was_chosen_on_val():
     for facts in scored:
         assert facts["decoding"] == f"beam {best['beam']}, alpha {best['alpha']}"
         assert len(facts["averaged_checkpoints"]) == best["checkpoints"] and facts["sentences"] == 1000
+
+
+def test_the_machine_is_named_with_its_cores_and_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        words = describe_machine()
+    finally:
+        torch.set_num_threads(before)
+    assert words.endswith(f", {os.cpu_count()} cores, 3 thread(s), torch {torch.__version__}") and not words.startswith(",")
+
+
+def test_a_line_that_is_no_json_is_named(tmp_path):
+    (tmp_path / "log.jsonl").write_text('{"step": 1}\n{"step"\n')
+    with pytest.raises(ValueError, match=r"log\.jsonl, line 2 is no JSON"):
+        read_json_lines(tmp_path / "log.jsonl")
+    (tmp_path / "one.json").write_text('{"bleu": 1.')
+    with pytest.raises(ValueError, match=r"one\.json is no JSON"):
+        read_json(tmp_path / "one.json")
+
+
+def test_lines_that_many_add_at_once_all_come_and_replace_their_like(tmp_path):
+    path = tmp_path / "some" / "runs.jsonl"
+    for value in (1, 2):
+        threads = [threading.Thread(target=add_json_line, args=(path, {"row": row, "seed": seed, "value": value}, ("row", "seed")))
+                   for row in "abcd" for seed in range(5)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        found = sorted((line["row"], line["seed"], line["value"]) for line in read_json_lines(path))
+        assert found == [(row, seed, value) for row in "abcd" for seed in range(5)]
+
+
+def test_seconds_of_all_starts_are_added_up(tmp_path, monkeypatch):
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(written, "time", SimpleNamespace(time=lambda: clock.now, process_time=lambda: clock.now / 2))
+    for start in (1, 2, 3):
+        with counting_seconds(tmp_path / "run") as seconds:
+            clock.now += 8
+            assert seconds() == {"wall": 8.0 * start, "processor": 4.0 * start, "starts": start}
+        clock.now += 1000  # between two starts nothing counts
+    assert json.loads((tmp_path / "run" / "seconds.json").read_text())["starts"] == 3

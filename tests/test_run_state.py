@@ -11,9 +11,10 @@ from small_runs import LONG, PAIRS, digests, run, tiny
 
 from annotated import checkpoints, distributed, loader, run_state, training
 from annotated.checkpoints import MANIFEST, load_checkpoint, run_checkpoints
-from annotated.fast import ChunkedLoss, SixteenBitDropout, prepare
-from annotated.files import read_json_lines
+from annotated.chunked_loss import ChunkedLoss
+from annotated.fast import SixteenBitDropout, prepare
 from annotated.prepared import write_encoded
+from annotated.results import read_json_lines
 from annotated.run_state import MetricReader, run_facts
 from annotated.tokens import WordTokenizer
 from annotated.training import TrainingConfig, start_run, train
@@ -228,7 +229,7 @@ def test_a_prepared_model_draws_sixteen_bits_for_dropout_and_goes_on_with_the_sa
     for folder, stops in (("whole", (2,)), ("parts", (1, 2))):
         for steps in stops:
             torch.manual_seed(0)
-            model = prepare(tiny(**wide), "train")
+            model = prepare(tiny(**wide))
             log = train(model, pairs, pairs[:2], replace(config, steps=steps), False, tmp_path / folder, loss=ChunkedLoss)
         assert {type(m) for m in model.modules() if isinstance(m, torch.nn.Dropout)} == {SixteenBitDropout}
         losses.append((log[-1]["valid_loss"], model.embedding.weight.detach().clone()))

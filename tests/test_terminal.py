@@ -19,14 +19,14 @@ from helpers import PAIRS, ROOT, TEXTS, one_thread, random_model, run_python, st
 from torch import nn
 from torch.nn import functional as F
 
-from annotated import batches, checkpoints, decoding, distributed, fast, production, terminal, training
-from annotated.batches import load_prepared, prepare_corpus
-from annotated.checkpoints import run_checkpoints, load_checkpoint, save_checkpoint
+from annotated import checkpoints, decoding, distributed, fast, prepared, production, terminal, training
+from annotated.checkpoints import load_checkpoint, run_checkpoints, save_checkpoint
 from annotated.chunked_loss import ChunkedLoss
 from annotated.corpora import Corpus
 from annotated.decoding import beam_search, translate
 from annotated.engines import make_engine
-from annotated.files import provenance, read_json
+from annotated.prepared import load_prepared, prepare_corpus
+from annotated.results import provenance, read_json
 from annotated.terminal import main
 from annotated.tokens import BEGIN, END, UNKNOWN, SubwordTokenizer, WordTokenizer
 from annotated.toy_language import generate_corpus
@@ -187,11 +187,11 @@ def test_command_line_goes_on_and_averages(tmp_path, capsys):
 
 def test_command_line_trains_on_a_prepared_corpus(tmp_path, capsys):
     own = write_corpus(tmp_path / "own", TEXTS * 3)
-    prepared = prepare_corpus(str(own), tmp_path / "prepared", vocab_size=280)
+    corpus = prepare_corpus(str(own), tmp_path / "prepared", vocab_size=280)
     rest = SMALL[2:]  # without --tokenizer
     main(["train", str(tmp_path / "prepared"), "--out", str(tmp_path / "model"), *rest])
     saved = load_checkpoint(tmp_path / "model")
-    assert saved.tokenizer.as_dict() == prepared.tokenizer.as_dict() and saved.info["corpus"] == prepared.name
+    assert saved.tokenizer.as_dict() == corpus.tokenizer.as_dict() and saved.info["corpus"] == corpus.name
     torch.manual_seed(0)
     model = fast.prepared_transformer(saved.model.config)
     again = load_prepared(tmp_path / "prepared")
@@ -364,7 +364,7 @@ def test_translate_refuses_with_one_line(folder, tmp_path, model, capsys):
 
 def test_without_a_model_the_book_s_own_translates(model, tmp_path, monkeypatch, capsysbinary):
     saved = SimpleNamespace(model=model, tokenizer=WORDS, info={"source_language": "en"})
-    monkeypatch.setattr(training, "book_model", lambda: saved)
+    monkeypatch.setattr(checkpoints, "book_model", lambda: saved)
     (tmp_path / "in.txt").write_bytes(DATA)
     main(["translate", "--input", str(tmp_path / "in.txt")])
     assert capsysbinary.readouterr().out.count(b"\n") == 5
@@ -471,7 +471,7 @@ def test_score_joins_moses_tokens_and_compares_with_the_plain_references(tmp_pat
 def test_the_command_prepares(tmp_path, capsys, monkeypatch):
     pairs = [(f"word {n % 23} and {n}", f"Wort {n % 19} und {n}") for n in range(200)]
     own = Corpus("mine", "en", "de", pairs, pairs[:20], pairs[:20])
-    monkeypatch.setattr(batches, "load_corpus", lambda *given: own)
+    monkeypatch.setattr(prepared, "load_corpus", lambda *given: own)
     main(["prepare", "mine", str(tmp_path / "p"), "--vocab-size", "700", "--model", "wordpiece", "--max-length", "99"])
     said = capsys.readouterr()
     facts = json.loads(said.out)

@@ -30,7 +30,8 @@ from annotated.corpora import load_corpus
 from annotated.decoding import translate
 from annotated.distributed import check_device, process_group, ranks
 from annotated.evaluation import training_flops
-from annotated.files import provenance, write_json
+from annotated.files import write_json
+from annotated.results import provenance
 from annotated.training import TrainingConfig, train
 from annotated.transformer import TransformerConfig
 

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from mutmut.mutation.file_mutation import create_mutations
 
-from annotated.files import provenance
+from annotated.results import provenance
 from notebooks import ROOT, module_of, modules, page_tests, pages
 
 KEPT, RESULT = ROOT / "_build" / "mutants.json", ROOT / "results" / "mutation_score.json"
