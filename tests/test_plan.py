@@ -9,7 +9,7 @@ sys.path.insert(0, "tools")
 from notebooks import PACKAGE, module_of, modules, pages  # noqa: E402
 
 # From above to below; each may import those before it. The charts know none of the others, and only the commands know the charts.
-ORDER = ["files", "model", "data", "training", "translation", "paper", "fast", "interop", "charts", "cli"]
+ORDER = ["files", "results", "model", "data", "training", "translation", "paper", "interop", "fast", "charts", "cli"]
 FILES = modules()
 pytestmark = pytest.mark.skipif("cli" not in FILES, reason="the modules do not lie in packages yet")
 
