@@ -1,1 +1,102 @@
-"""Attention Is All You Need as a library: each module is exported from the notebook of its name."""
+"""Attention Is All You Need as a library. Each module is exported from the page of the book that has its name.
+
+model        the model as the paper prints it; it needs torch and jaxtyping alone.
+data         sentences: the toy language, corpora, their downloads, tokenizers, batches, ids on disk.
+training     learning: loss, schedule, the loop and what goes around it, checkpoints, several processes.
+translation  translating: kept keys and values, search, scores, alignments.
+paper        the paper's experiments: the layers of Table 1, Table 3, constituency parsing.
+interop      out into other libraries: Hugging Face and CTranslate2.
+fast         the same numbers, faster: prepared parts, the loss in chunks, engines that one asks for.
+charts       pictures: colours and style, attention, curves, files.
+
+What stands in `__all__` can be had from here, and is loaded when it is asked for.
+"""
+
+from importlib import import_module
+
+TYPE_CHECKING = False  # to type checkers it is true; `typing` would be half of what importing this costs
+if TYPE_CHECKING:
+    from annotated.model.attention import (
+        scaled_dot_product_attention as scaled_dot_product_attention,
+    )
+    from annotated.model.masking import causal_mask as causal_mask, padding_mask as padding_mask
+    from annotated.model.multi_head import (
+        MultiHeadAttention as MultiHeadAttention,
+        record_attention as record_attention,
+    )
+    from annotated.model.positional import sinusoidal_encoding as sinusoidal_encoding
+    from annotated.model.transformer import (
+        Transformer as Transformer,
+        TransformerConfig as TransformerConfig,
+    )
+    from annotated.data.batches import Batch as Batch, token_batches as token_batches
+    from annotated.data.corpora import Corpus as Corpus, load_corpus as load_corpus
+    from annotated.data.tokenizers import (
+        SubwordTokenizer as SubwordTokenizer,
+        WordTokenizer as WordTokenizer,
+        load_tokenizer as load_tokenizer,
+    )
+    from annotated.training.checkpoints import (
+        average_checkpoints as average_checkpoints,
+        book_model as book_model,
+        load_checkpoint as load_checkpoint,
+        save_checkpoint as save_checkpoint,
+    )
+    from annotated.training.label_smoothing import LabelSmoothingLoss as LabelSmoothingLoss
+    from annotated.training.loop import (
+        TrainingConfig as TrainingConfig,
+        train as train,
+        train_on as train_on,
+    )
+    from annotated.training.schedule import NoamSchedule as NoamSchedule, noam_rate as noam_rate
+    from annotated.translation.scores import bleu_report as bleu_report
+    from annotated.translation.search import (
+        Translator as Translator,
+        beam_search as beam_search,
+        greedy_decode as greedy_decode,
+        load as load,
+        sample as sample,
+        translate as translate,
+    )
+    from annotated.fast.prepare import prepare as prepare
+    from annotated.charts.attention import (
+        attention_heatmap as attention_heatmap,
+        attention_lines as attention_lines,
+    )
+    from annotated.charts.export import save_chart as save_chart
+
+_HOMES = {
+    "scaled_dot_product_attention": "model.attention",
+    "causal_mask": "model.masking", "padding_mask": "model.masking",
+    "MultiHeadAttention": "model.multi_head", "record_attention": "model.multi_head",
+    "sinusoidal_encoding": "model.positional",
+    "Transformer": "model.transformer", "TransformerConfig": "model.transformer",
+    "Batch": "data.batches", "token_batches": "data.batches",
+    "Corpus": "data.corpora", "load_corpus": "data.corpora",
+    "WordTokenizer": "data.tokenizers", "SubwordTokenizer": "data.tokenizers",
+    "load_tokenizer": "data.tokenizers",
+    "save_checkpoint": "training.checkpoints", "load_checkpoint": "training.checkpoints",
+    "average_checkpoints": "training.checkpoints", "book_model": "training.checkpoints",
+    "LabelSmoothingLoss": "training.label_smoothing",
+    "TrainingConfig": "training.loop", "train": "training.loop", "train_on": "training.loop",
+    "NoamSchedule": "training.schedule", "noam_rate": "training.schedule",
+    "bleu_report": "translation.scores",
+    "Translator": "translation.search", "load": "translation.search",
+    "translate": "translation.search", "greedy_decode": "translation.search",
+    "beam_search": "translation.search", "sample": "translation.search",
+    "prepare": "fast.prepare",
+    "attention_heatmap": "charts.attention", "attention_lines": "charts.attention",
+    "save_chart": "charts.export",
+}
+__all__ = list(_HOMES)
+
+
+def __getattr__(name):
+    if name not in _HOMES:
+        raise AttributeError(f"module 'annotated' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"annotated.{_HOMES[name]}"), name)
+    return value
+
+
+def __dir__():
+    return sorted({*globals(), *_HOMES})

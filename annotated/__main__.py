@@ -1,7 +1,7 @@
-"""`python -m annotated`, also under torchrun: the commands of `annotated.terminal`."""
+"""`python -m annotated`, also under torchrun: the commands of `annotated.cli`."""
 
 import sys
 
-from annotated.terminal import main
+from annotated.cli import main
 
 sys.exit(main())

@@ -81,13 +81,13 @@ class Annotated(System):
     """The library of the book, through its own functions."""
 
     def build(self, N, d_model, d_ff, h, vocab_size):
-        from annotated.transformer import Transformer, TransformerConfig
+        from annotated.model.transformer import Transformer, TransformerConfig
 
         self.model = Transformer(TransformerConfig(vocab_size, N=N, d_model=d_model, d_ff=d_ff, h=h, dropout=0.1))
 
     def make_optimizer(self):
-        from annotated.fast import prepare
-        from annotated.training import TrainingConfig, start_run
+        from annotated.fast.prepare import prepare
+        from annotated.training.loop import TrainingConfig, start_run
 
         self.configs = {precision: TrainingConfig(precision=precision, max_tokens=100_000) for precision in DTYPES}
         self.run, self.network = start_run(prepare(self.model), self.configs["fp32"], ()), None
@@ -98,10 +98,10 @@ class Annotated(System):
         self.network = torch.compile(self.model.hidden, dynamic=True)
 
     def train_step(self, batch, precision):
-        """What `annotated.training.train` does for each batch."""
-        from annotated.batches import Batch
-        from annotated.chunked_loss import ChunkedLoss
-        from annotated.training import forward_backward, update_weights
+        """What `annotated.training.loop.train` does for each batch."""
+        from annotated.data.batches import Batch
+        from annotated.fast.chunked_loss import ChunkedLoss
+        from annotated.training.loop import forward_backward, update_weights
 
         criterion = ChunkedLoss(0.1, PAD, reduction="sum")
         self.run.optimizer.zero_grad()
@@ -120,15 +120,15 @@ class Annotated(System):
 
     def make_steps(self, precision):
         """What computes a step: PyTorch, with the prepared model in this precision."""
-        from annotated.decoding import IncrementalDecoder
-        from annotated.fast import prepare
+        from annotated.fast.prepare import prepare
+        from annotated.translation.search import IncrementalDecoder
 
         super().prepare(precision)
         prepare(self.model)
         self.steps = IncrementalDecoder
 
     def write(self, source, beam, tokens=WRITTEN):
-        from annotated.decoding import beam_search, greedy_decode
+        from annotated.translation.search import beam_search, greedy_decode
 
         extra = tokens - source.size(1)
         if beam == 1:
@@ -142,7 +142,7 @@ class AnnotatedInC(Annotated):
     precisions = ("fp32", "bf16", "int8")
 
     def make_steps(self, precision):
-        from annotated.fast import prepare
+        from annotated.fast.prepare import prepare
 
         prepare(self.model)
         self.precision = precision
@@ -150,7 +150,7 @@ class AnnotatedInC(Annotated):
 
     def arrange(self, workers, threads):
         """The number of threads is laid down with the weights."""
-        from annotated.c_engine import c_steps
+        from annotated.fast.c_engine import c_steps
 
         super().arrange(workers, threads)
         self.steps = c_steps(self.model, self.precision, threads)

@@ -163,7 +163,7 @@ class Bench:
     def _batches(self, units, tokens):
         """The batches of a cell, made once."""
         if (units, tokens) not in self.data:
-            from annotated.batches import Batch
+            from annotated.data.batches import Batch
 
             pairs = work.sentences(np.concatenate([work.equal_lengths(tokens)] * units), work.SIZES[self.size].vocab_size)
             of_one = len(pairs) // units

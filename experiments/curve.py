@@ -10,12 +10,12 @@ import sys
 
 import sacrebleu
 
-from annotated.checkpoints import load_checkpoint, run_checkpoints
-from annotated.corpora import load_corpus
-from annotated.decoding import translate
-from annotated.fast import prepare
+from annotated.data.corpora import load_corpus
+from annotated.fast.prepare import prepare
 from annotated.files import write_json
 from annotated.results import describe_machine, provenance
+from annotated.training.checkpoints import load_checkpoint, run_checkpoints
+from annotated.translation.search import translate
 
 
 def along(run, pairs, source, every):

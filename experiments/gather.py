@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from annotated.batches import Batch, epoch_batches, gather, prefetch, real_tokens
+from annotated.data.batches import Batch, epoch_batches, gather, prefetch, real_tokens
+from annotated.data.prepared import write_encoded
 from annotated.files import write_json
-from annotated.prepared import write_encoded
 from annotated.results import describe_machine, provenance
 
 MAX_TOKENS, SHARES = 25_000, 8

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import sacrebleu
 
-from annotated.corpora import load_corpus
-from annotated.evaluation import multi30k_form
+from annotated.data.corpora import load_corpus
 from annotated.files import write_json
 from annotated.results import provenance, read_json_lines
+from annotated.translation.scores import multi30k_form
 
 RESULTS = Path("results")
 DRAWS, SEED, PUBLISHED = 10_000, 1, 41.02

@@ -10,9 +10,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from annotated.checkpoints import load_checkpoint, save_checkpoint
 from annotated.files import CHECKOUT, write_text
 from annotated.results import read_json, read_json_lines
+from annotated.training.checkpoints import load_checkpoint, save_checkpoint
 
 PLACE = CHECKOUT / "results" / "models"
 MOST, MOST_TOGETHER = 12e6, 30e6  # bytes

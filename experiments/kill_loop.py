@@ -25,12 +25,12 @@ from pathlib import Path
 
 import torch
 
-from annotated import checkpoints, training
-from annotated.checkpoints import MANIFEST, OPTIMIZER, run_checkpoints
-from annotated.distributed import process_group
+from annotated.model.transformer import Transformer, TransformerConfig
 from annotated.results import provenance
-from annotated.training import TrainingConfig, train
-from annotated.transformer import Transformer, TransformerConfig
+from annotated.training import checkpoints, loop
+from annotated.training.checkpoints import MANIFEST, OPTIMIZER, run_checkpoints
+from annotated.training.distributed import process_group
+from annotated.training.loop import TrainingConfig, train
 
 STEPS, EACH, KEPT = 150, 3, 3  # updates of a run; between two checkpoints; checkpoints that stay
 A_RUN = 20  # kills of one run, which has updates for no more
@@ -83,7 +83,7 @@ def aim(kill, folder):
         return calls["write_checkpoint"] == kill.saves and calls["files"] == kill.extra
 
     if kill.place in (BEFORE, BETWEEN):
-        return die_at(training, "update_weights", at_update)
+        return die_at(loop, "update_weights", at_update)
     die_at(checkpoints, "write_checkpoint", lambda: calls.update(files=-calls["files"]))  # count anew, do not die
     if kill.place == WRITING:
         die_at(checkpoints, "save_file", at_file)

@@ -8,11 +8,11 @@ Sinusoidal and learned positions, three seeds each, trained on pairs of up to 9 
 import sys
 from dataclasses import asdict, replace
 
-from annotated.fast import keep_memory
+from annotated.fast.prepare import keep_memory
 from annotated.files import write_json
+from annotated.paper.table3 import DECODING, measure_lengths
 from annotated.results import describe_machine, provenance
-from annotated.training import PRESETS
-from annotated.variations import DECODING, measure_lengths
+from annotated.training.loop import PRESETS
 
 
 def main(out="results/lengths.json", longest=9, steps=800, seeds=3):

@@ -16,14 +16,14 @@ from functools import partial
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from annotated.chunked_loss import ChunkedLoss
-from annotated.decoding import generate
-from annotated.fast import prepare
+from annotated.data.tokenizers import END, UNKNOWN
+from annotated.fast.chunked_loss import ChunkedLoss
+from annotated.fast.prepare import prepare
 from annotated.files import write_json
-from annotated.regularization import LabelSmoothingLoss
+from annotated.model.transformer import Transformer, TransformerConfig
 from annotated.results import describe_machine, provenance
-from annotated.tokens import END, UNKNOWN
-from annotated.transformer import Transformer, TransformerConfig
+from annotated.training.label_smoothing import LabelSmoothingLoss
+from annotated.translation.search import generate
 
 LENGTHS = (256, 512, 1024, 2048, 4096)
 WAYS = {"train": ("plain", "prepared", "prepared, layers computed again"), "translate": ("plain", "prepared")}

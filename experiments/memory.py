@@ -49,9 +49,9 @@ def peak():
 
 def measure(count, folder):
     """Encode `count` pairs and go through an epoch, here and now; the figures as a dictionary."""
-    from annotated.batches import epoch_batches, gather, prefetch
-    from annotated.prepared import EncodedPairs, write_encoded
-    from annotated.tokens import SubwordTokenizer
+    from annotated.data.batches import epoch_batches, gather, prefetch
+    from annotated.data.prepared import EncodedPairs, write_encoded
+    from annotated.data.tokenizers import SubwordTokenizer
 
     facts = {"pairs": count, "peak_after_imports": peak()}
     tokenizer = SubwordTokenizer.fit(islice(synthetic_pairs(count), 50_000), 37_000)

@@ -9,11 +9,11 @@ import sys
 
 import numpy as np
 
-from annotated.batches import padding_share, token_batches
-from annotated.corpora import load_corpus
+from annotated.data.batches import padding_share, token_batches
+from annotated.data.corpora import load_corpus
+from annotated.data.tokenizers import SubwordTokenizer
 from annotated.files import write_json
 from annotated.results import describe_machine, provenance
-from annotated.tokens import SubwordTokenizer
 
 
 def measure(corpus, vocab_size=8000, budgets=(1024, 4096, 25_000), seed=0):

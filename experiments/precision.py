@@ -11,13 +11,13 @@ import sys
 import time
 from pathlib import Path
 
-from annotated.checkpoints import average_checkpoints, load_checkpoint
-from annotated.corpora import load_corpus
-from annotated.decoding import translate
-from annotated.engines import ENGINES, TOLERANCE, make_engine
-from annotated.evaluation import bleu_report
+from annotated.data.corpora import load_corpus
+from annotated.fast.engines import ENGINES, TOLERANCE, make_engine
 from annotated.files import write_json
 from annotated.results import describe_machine, provenance
+from annotated.training.checkpoints import average_checkpoints, load_checkpoint
+from annotated.translation.scores import bleu_report
+from annotated.translation.search import translate
 
 
 def ways(saved):

@@ -8,9 +8,9 @@ choose, newstest2014 to score.
 import sys
 from pathlib import Path
 
-from annotated.corpora import load_corpus, read_pairs
-from annotated.evaluation import multi30k_form
+from annotated.data.corpora import load_corpus, read_pairs
 from annotated.files import data_root, find_file, whole_folder
+from annotated.translation.scores import multi30k_form
 
 
 def multi30k():

@@ -11,10 +11,10 @@ from functools import partial
 
 import torch
 
-from annotated import fast
-from annotated.regularization import LabelSmoothingLoss
-from annotated.terminal import COMMANDS
-from annotated.transformer import Transformer
+from annotated.cli import COMMANDS
+from annotated.fast import prepare
+from annotated.model.transformer import Transformer
+from annotated.training.label_smoothing import LabelSmoothingLoss
 
 
 class Twice(Transformer):
@@ -58,7 +58,7 @@ class RDropLoss(LabelSmoothingLoss):
 
 def build(config):
     """Prepared for training, reading twice."""
-    return fast.prepare(Twice(config))
+    return prepare.prepare(Twice(config))
 
 
 def main(alpha, arguments):

@@ -14,16 +14,16 @@ from pathlib import Path
 import sacrebleu
 import torch
 
-from annotated.batches import pad, pair_lengths, token_batches
-from annotated.corpora import load_corpus
-from annotated.decoding import greedy_decode
-from annotated.fast import keep_memory
+from annotated.data.batches import pad, pair_lengths, token_batches
+from annotated.data.corpora import load_corpus
+from annotated.data.tokenizers import END, WordTokenizer
+from annotated.fast.prepare import keep_memory
 from annotated.files import CHECKOUT, write_json
+from annotated.model.transformer import TransformerConfig
+from annotated.paper.table3 import length_buckets
 from annotated.results import describe_machine, provenance
-from annotated.tokens import END, WordTokenizer
-from annotated.training import TrainingConfig, encode_pairs, train_on, validation_loss
-from annotated.transformer import TransformerConfig
-from annotated.variations import length_buckets
+from annotated.training.loop import TrainingConfig, encode_pairs, train_on, validation_loss
+from annotated.translation.search import greedy_decode
 
 PAGE = CHECKOUT / "notebooks" / "26_since_the_paper.ipynb"
 SIZES = TransformerConfig(1, N=2, d_model=64, d_ff=192, h=4)

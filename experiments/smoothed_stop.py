@@ -7,8 +7,8 @@ The validation loss and the perplexity in the log of such a run are smoothed one
 
 import sys
 
-from annotated.chunked_loss import ChunkedLoss
-from annotated.terminal import COMMANDS
+from annotated.cli import COMMANDS
+from annotated.fast.chunked_loss import ChunkedLoss
 
 
 def smoothed(smoothing, *arguments, **named):

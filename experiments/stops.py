@@ -13,14 +13,14 @@ import sys
 from sacremoses import MosesDetokenizer
 from smoothed_stop import smoothed
 
-from annotated.checkpoints import average_checkpoints, load_checkpoint, run_checkpoints
-from annotated.corpora import load_corpus
-from annotated.decoding import translate
-from annotated.evaluation import bleu_report
-from annotated.fast import prepare
+from annotated.data.corpora import load_corpus
+from annotated.fast.prepare import prepare
 from annotated.files import write_json
 from annotated.results import describe_machine, provenance
-from annotated.training import encode_pairs, validation_loss
+from annotated.training.checkpoints import average_checkpoints, load_checkpoint, run_checkpoints
+from annotated.training.loop import encode_pairs, validation_loss
+from annotated.translation.scores import bleu_report
+from annotated.translation.search import translate
 
 EPOCHS = 10  # without a lower loss end a run, and as many checkpoints make the mean
 

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import torch
 
-from annotated.checkpoints import book_model, save_checkpoint
-from annotated.corpora import load_corpus
-from annotated.decoding import translate
-from annotated.evaluation import bleu_report
+from annotated.data.corpora import load_corpus
+from annotated.data.tokenizers import WordTokenizer
 from annotated.files import CHECKOUT, write_json
 from annotated.results import describe_machine, provenance
-from annotated.tokens import WordTokenizer
-from annotated.training import PRESETS, train_on
+from annotated.training.checkpoints import book_model, save_checkpoint
+from annotated.training.loop import PRESETS, train_on
+from annotated.translation.scores import bleu_report
+from annotated.translation.search import translate
 
 
 def train_book_model(folder, show_progress=True):

@@ -22,7 +22,7 @@ jaxtyping.install_import_hook(with_shapes, "beartype.beartype")  # before anythi
 from browsing import browser, serve, site  # noqa: E402, F401
 from publishing import publisher  # noqa: E402, F401
 
-LONGEST = ["test_live", "test_site_hostile", "test_processes", "test_variations", "test_saving", "test_decoding", "test_training",
+LONGEST = ["test_live", "test_site_hostile", "test_processes", "test_table3", "test_charts_export", "test_search", "test_loop",
            "test_benchmarks"]  # fmt: skip
 
 

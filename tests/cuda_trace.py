@@ -65,14 +65,17 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_leaves  # noqa: E402
 from torch.utils.weak import WeakIdKeyDictionary  # noqa: E402
 
-from annotated import decoding, fast, training, transformer  # noqa: E402
-from annotated.chunked_loss import ChunkedLoss  # noqa: E402
-from annotated.masking import causal_mask  # noqa: E402
-from annotated.positional import PositionalEncoding, sinusoidal_encoding  # noqa: E402
-from annotated.regularization import LabelSmoothingLoss  # noqa: E402
+from annotated.fast import prepare  # noqa: E402
+from annotated.fast.chunked_loss import ChunkedLoss  # noqa: E402
+from annotated.model import transformer  # noqa: E402
+from annotated.model.masking import causal_mask  # noqa: E402
+from annotated.model.positional import PositionalEncoding, sinusoidal_encoding  # noqa: E402
+from annotated.model.transformer import Transformer, TransformerConfig  # noqa: E402
 from annotated.results import provenance  # noqa: E402
-from annotated.training import TrainingConfig  # noqa: E402
-from annotated.transformer import Transformer, TransformerConfig  # noqa: E402
+from annotated.training import loop  # noqa: E402
+from annotated.training.label_smoothing import LabelSmoothingLoss  # noqa: E402
+from annotated.training.loop import TrainingConfig  # noqa: E402
+from annotated.translation import search  # noqa: E402
 
 aten = torch.ops.aten
 PACKAGE = str(ROOT / "annotated") + os.sep
@@ -251,8 +254,8 @@ def cuda(ranks=1):
                mock.patch.object(torch.Tensor, "pin_memory", pin_memory),
                mock.patch.object(FakeTensor, "tolist", lambda x: trace.tolist(x)),
                mock.patch.object(DistributedDataParallel, "__init__", unsynced),
-               mock.patch.object(training, "rehearse", trace.during("rehearsal", training.rehearse)),
-               mock.patch.object(training, "validation_loss", trace.during("validation", training.validation_loss))]
+               mock.patch.object(loop, "rehearse", trace.during("rehearsal", loop.rehearse)),
+               mock.patch.object(loop, "validation_loss", trace.during("validation", loop.validation_loss))]
     with contextlib.ExitStack() as stack:
         for patch in patches:
             stack.enter_context(patch)
@@ -268,7 +271,7 @@ def cuda(ranks=1):
 def model_on_gpu(sizes, prepared):
     """A Transformer with the vocabulary of the WMT run, made where it is used: tensors without data cannot move within a module."""
     with torch.device("cuda"):
-        return (fast.prepared_transformer if prepared else Transformer)(TransformerConfig(37_000, **sizes))
+        return (prepare.prepared_transformer if prepared else Transformer)(TransformerConfig(37_000, **sizes))
 
 
 def trace_training(sizes=SMALL, prepared=True, positions=3125, steps=3, ranks=1, **config):
@@ -276,7 +279,7 @@ def trace_training(sizes=SMALL, prepared=True, positions=3125, steps=3, ranks=1,
     config = TrainingConfig(steps=steps, max_tokens=positions * ranks, validate_every=steps, **config)
     pairs = [([5] * (LENGTH - 1),) * 2] * (config.max_tokens // LENGTH)
     with cuda(ranks) as trace:
-        training.train(trace.during("model", model_on_gpu)(sizes, prepared), pairs, pairs, config, show_progress=False,
+        loop.train(trace.during("model", model_on_gpu)(sizes, prepared), pairs, pairs, config, show_progress=False,
                        loss=ChunkedLoss if prepared else LabelSmoothingLoss)
     return trace.report()
 
@@ -284,16 +287,16 @@ def trace_training(sizes=SMALL, prepared=True, positions=3125, steps=3, ranks=1,
 def trace_greedy(precision=None):
     """What `greedy_decode` does for each token: four of them, of 32 sentences of which one is always at its end."""
     with cuda() as trace, torch.no_grad():
-        model, step = trace.during("model", model_on_gpu)(SMALL, prepared=False).eval(), decoding.IncrementalDecoder.step
+        model, step = trace.during("model", model_on_gpu)(SMALL, prepared=False).eval(), search.IncrementalDecoder.step
         if precision:
-            fast.prepare(model)
+            prepare.prepare(model)
 
         def counted(*args):
             trace.next_step()
             return step(*args)
 
-        with mock.patch.object(decoding.IncrementalDecoder, "step", counted):
-            decoding.greedy_decode(model, torch.full((32, 20), 5, device="cuda"))
+        with mock.patch.object(search.IncrementalDecoder, "step", counted):
+            search.greedy_decode(model, torch.full((32, 20), 5, device="cuda"))
     return trace.report()
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from matplotlib import pyplot as plt
 
-from annotated import attention_charts, style
+from annotated.charts import attention, theme
 
 KEYS = ["the", "cat", "the", "end"]  # a token twice: places must not merge
 QUERIES = ["die", "Katze", "Ende"]
@@ -30,7 +30,7 @@ def shown(token):
 
 @pytest.fixture(autouse=True)
 def close_figures():
-    style.use_style()
+    theme.use_style()
     yield
     plt.close("all")
 
@@ -41,4 +41,4 @@ def labels(axis):
 
 def stepper(**changes):
     given = {"output": QUERIES, "likeliest": STEPS, "source": KEYS, "cross": {"a": HEADS, "b": HEADS[:1] / 2}, "beams": BEAMS}
-    return attention_charts.decode_stepper(**{**given, **changes})
+    return attention.decode_stepper(**{**given, **changes})

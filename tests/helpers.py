@@ -10,7 +10,7 @@ import torch
 from hypothesis import settings
 from torch.nn import functional as F
 
-from annotated.transformer import Transformer, TransformerConfig
+from annotated.model.transformer import Transformer, TransformerConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXTS = [("the dog sleeps .", "der Hund schläft ."), ("a cat sleeps .", "eine Katze schläft ."),

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from helpers import random_model
 
-from annotated.checkpoints import MANIFEST, run_checkpoints
-from annotated.training import TrainingConfig, train
+from annotated.training.checkpoints import MANIFEST, run_checkpoints
+from annotated.training.loop import TrainingConfig, train
 
 PAIRS = [([4, 5, 6], [7, 8]), ([9], [10, 11, 12, 13]), ([5, 4, 9, 6, 14], [13, 7, 15]), ([14, 14], [8, 8, 10]), ([6], [15])]
 QUICK = TrainingConfig(steps=6, max_tokens=16, warmup=3, factor=0.3, validate_every=2)

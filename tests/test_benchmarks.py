@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from annotated.transformer import Transformer, TransformerConfig
+from annotated.model.transformer import Transformer, TransformerConfig
 from benchmarks import __main__ as program
 from benchmarks import over, protocol, report, work
 from benchmarks.protocol import Worker, WorkerFailed

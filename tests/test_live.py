@@ -19,12 +19,12 @@ import pytest
 import torch
 from helpers import ROOT
 
-from annotated.checkpoints import book_model
-from annotated.corpora import load_corpus
-from annotated.decoding import beam_search, greedy_decode, length_penalty, translate
-from annotated.multi_head import record_attention
-from annotated.tokens import BEGIN, END, UNKNOWN, split_words
-from annotated.transformer import Transformer, TransformerConfig
+from annotated.data.corpora import load_corpus
+from annotated.data.tokenizers import BEGIN, END, UNKNOWN, split_words
+from annotated.model.multi_head import record_attention
+from annotated.model.transformer import Transformer, TransformerConfig
+from annotated.training.checkpoints import book_model
+from annotated.translation.search import beam_search, greedy_decode, length_penalty, translate
 
 sys.path.insert(0, "tools")
 import live  # noqa: E402

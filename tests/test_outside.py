@@ -9,13 +9,13 @@ import torch
 from helpers import random_model
 from torch import nn
 
-from annotated.attention import DotProductAttention
-from annotated.batches import pad
-from annotated.chunked_loss import ChunkedLoss
-from annotated.decoding import beam_search, generate, greedy_decode
-from annotated.fast import prepare, undo
-from annotated.tokens import BEGIN, END, PAD, UNKNOWN
-from annotated.training import TrainingConfig, train
+from annotated.data.batches import pad
+from annotated.data.tokenizers import BEGIN, END, PAD, UNKNOWN
+from annotated.fast.chunked_loss import ChunkedLoss
+from annotated.fast.prepare import prepare, undo
+from annotated.model.attention import DotProductAttention
+from annotated.training.loop import TrainingConfig, train
+from annotated.translation.search import beam_search, generate, greedy_decode
 
 
 def tiny(seed=0, **changes):

@@ -13,18 +13,18 @@ from pathlib import Path
 
 import pytest
 
-from annotated.callbacks import INTERRUPTED
-from annotated.checkpoints import MANIFEST, run_checkpoints
+from annotated.training.callbacks import INTERRUPTED
+from annotated.training.checkpoints import MANIFEST, run_checkpoints
 
 ROOT = Path(__file__).resolve().parent.parent
 LONG_RUN = '''
 import os, random, signal, sys, time
 from pathlib import Path
 import torch
-from annotated.checkpoints import run_checkpoints
-from annotated.distributed import parallelize, process_group, ranks, sum_over_ranks
-from annotated.training import TrainingConfig, train
-from annotated.transformer import Transformer, TransformerConfig
+from annotated.training.checkpoints import run_checkpoints
+from annotated.training.distributed import parallelize, process_group, ranks, sum_over_ranks
+from annotated.training.loop import TrainingConfig, train
+from annotated.model.transformer import Transformer, TransformerConfig
 
 def long_run(folder, before_forward=lambda calls: None):
     """A run of two processes with dropout and checkpoints in a folder; `before_forward` gets the number of each call."""
@@ -59,11 +59,11 @@ with process_group("cpu", timeout):
 '''
 WORKER = LONG_RUN + '''
 import copy, json, math
-from annotated import training
+from annotated.training.loop import loop
 import numpy as np
-from annotated.loader import BatchLoader
-from annotated.regularization import LabelSmoothingLoss
-from annotated.training import forward_backward
+from annotated.training.loader import BatchLoader
+from annotated.training.label_smoothing import LabelSmoothingLoss
+from annotated.training.loop import forward_backward
 
 class Poisoned(Transformer):
     """A model whose hidden vectors are NaN for a batch that holds the source token 9, once the rehearsal is over."""
@@ -103,13 +103,13 @@ with process_group("cpu", 60):
     config = TrainingConfig(steps=50, max_tokens=32, warmup=10, factor=0.3, validate_every=1)
     report["log"] = train(model, pairs, pairs[:7], config, show_progress=False)
     report["batches"] = seen
-    BatchLoader.load, validate = load, training.validation_loss
-    training.validation_loss = lambda *_, **__: 1.0
+    BatchLoader.load, validate = load, loop.validation_loss
+    loop.validation_loss = lambda *_, **__: 1.0
     torch.manual_seed(0)
     poisoned = Poisoned(model.config).double()
     config = TrainingConfig(steps=30, max_tokens=16, warmup=10, factor=0.3, validate_every=10, max_skipped=30)
     log = train(poisoned, pairs, pairs[:7], config, show_progress=False)
-    training.validation_loss = validate
+    loop.validation_loss = validate
     report["skipped"] = [entry for row in log for entry in row.get("skipped", [])]
     report["poisoned losses"] = [row["train_loss"] for row in log]
     weights = sum(weight.sum().item() for weight in poisoned.state_dict().values())
@@ -141,7 +141,7 @@ APART = LONG_RUN + '''
 import json
 torch.set_num_threads(1)
 with process_group("cpu", 60):
-    from annotated import checkpoints
+    from annotated.training.loop import checkpoints
     read, real = [], checkpoints.load_progress
     checkpoints.load_progress = lambda *given: read.append(1) or real(*given)
     log = long_run(Path(sys.argv[1]) if ranks()[0] == 0 else Path(sys.argv[1] + "-elsewhere"))

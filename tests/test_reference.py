@@ -14,7 +14,7 @@ import site_reference  # noqa: E402
 from site_pages import VEGA_LITE, policy, stage  # noqa: E402
 
 from annotated import charts  # noqa: E402
-from annotated.transformer import Transformer, TransformerConfig  # noqa: E402
+from annotated.model.transformer import Transformer, TransformerConfig  # noqa: E402
 from notebooks import modules, pages  # noqa: E402
 
 
@@ -32,7 +32,7 @@ def test_sections_are_read_from_a_sentence(text, expected):
 def test_pages_know_their_sections_modules_and_tests():
     found = {path.name[:2]: site_reference.Page(path) for path in pages()}
     assert found["02"].sections == ["3.2.2", "3.2.3"] and found["02"].module.endswith("multi_head")
-    assert found["18"].sections == ["6.1"] and found["18"].tests.name == "test_decoding.py"
+    assert found["18"].sections == ["6.1"] and found["18"].tests.name == "test_search.py"
     assert all(page.sections for number, page in found.items() if "01" <= number <= "19")
 
 

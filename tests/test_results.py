@@ -14,8 +14,8 @@ import torch
 from helpers import ROOT
 
 from annotated import results as written
-from annotated.checkpoints import load_checkpoint
 from annotated.results import add_json_line, counting_seconds, describe_machine, made_at, provenance, read_json, read_json_lines
+from annotated.training.checkpoints import load_checkpoint
 
 sys.path[:0] = ["experiments", "tools"]
 import keep  # noqa: E402

@@ -11,12 +11,12 @@ sys.path.insert(0, str(ROOT / "experiments"))
 import toy
 from safetensors.torch import load_file
 
-from annotated import training
-from annotated.checkpoints import book_model, load_checkpoint
-from annotated.corpora import Corpus, load_corpus
-from annotated.decoding import translate
-from annotated.training import TrainingConfig, train_on
-from annotated.transformer import TransformerConfig
+from annotated.data.corpora import Corpus, load_corpus
+from annotated.model.transformer import TransformerConfig
+from annotated.training import loop
+from annotated.training.checkpoints import book_model, load_checkpoint
+from annotated.training.loop import TrainingConfig, train_on
+from annotated.translation.search import translate
 
 QUICK = TrainingConfig(steps=6, max_tokens=16, warmup=3, factor=0.3, validate_every=2)
 
@@ -28,12 +28,12 @@ def corpus(train=TEXTS, valid=TEXTS):
 @pytest.fixture
 def tiny_book(monkeypatch):
     """The book's model replaced by a tiny one on four pairs; the fixture counts the trainings."""
-    runs, real = [], training.train
+    runs, real = [], loop.train
     monkeypatch.setattr(toy.os, "cpu_count", lambda: 1)  # two threads for so little work only wait for each other
     sizes = {"N": 1, "d_model": 16, "d_ff": 16, "h": 2}
-    monkeypatch.setitem(training.PRESETS, "toy", (TransformerConfig(99, **sizes), replace(QUICK, max_tokens=64)))
+    monkeypatch.setitem(loop.PRESETS, "toy", (TransformerConfig(99, **sizes), replace(QUICK, max_tokens=64)))
     monkeypatch.setattr(toy, "load_corpus", lambda name: corpus())
-    monkeypatch.setattr(training, "train", lambda *arguments: runs.append(torch.get_num_threads()) or real(*arguments))
+    monkeypatch.setattr(loop, "train", lambda *arguments: runs.append(torch.get_num_threads()) or real(*arguments))
     return runs
 
 
@@ -45,7 +45,7 @@ def test_the_books_model_is_trained_and_saved_in_half_precision(tiny_book, tmp_p
     assert {weight.dtype for weight in load_file(tmp_path / "book" / "model.safetensors").values()} == {torch.float16}
     assert saved.info["source_language"] == "en" and saved.info["corpus"] == "toy" and saved.info["log"][-1]["step"] == 6
     torch.set_num_threads(1)
-    again, _ = train_on(corpus(), saved.tokenizer, saved.model.config, training.PRESETS["toy"][1], False)
+    again, _ = train_on(corpus(), saved.tokenizer, saved.model.config, loop.PRESETS["toy"][1], False)
     assert torch.equal(state(again.half().float()), state(saved.model))
 
 

@@ -13,7 +13,7 @@ import time
 import pytest
 from helpers import ROOT, cells
 
-from annotated.terminal import train_options
+from annotated.cli import train_options
 
 sys.path.insert(0, "tools")
 PAGE = ROOT / "notebooks" / "23_wmt.ipynb"
@@ -162,7 +162,7 @@ def test_the_script_trains_on_two_machines_that_are_one_through_sigterm_and_a_mi
     """The real torchrun and the real command, two launchers with a process each that meet at one address."""
     (cluster / "programs" / "torchrun").write_text(
         f'#!/bin/bash\nexec {sys.executable} -m torch.distributed.run --local-addr=localhost "$@"\n')
-    from annotated.prepared import prepare_corpus
+    from annotated.data.prepared import prepare_corpus
 
     prepare_corpus("toy", cluster / "prepared", 600)
     (cluster / "time_is_over").touch()

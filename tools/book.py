@@ -15,9 +15,9 @@ import ledger
 import pytest
 import site_build
 
-from annotated.checkpoints import book_model
-from annotated.corpora import load_corpus
-from annotated.decoding import translate
+from annotated.data.corpora import load_corpus
+from annotated.training.checkpoints import book_model
+from annotated.translation.search import translate
 from notebooks import pages
 
 PROCESSES = ("-n", "logical", "--maxprocesses=4", "--dist=loadfile")  # pages side by side

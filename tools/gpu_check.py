@@ -23,17 +23,17 @@ from pathlib import Path
 
 import torch
 
-from annotated import fast
-from annotated.checkpoints import book_model, load_checkpoint, run_checkpoints
-from annotated.chunked_loss import ChunkedLoss
-from annotated.corpora import load_corpus
-from annotated.decoding import translate
-from annotated.distributed import check_device, process_group, ranks
-from annotated.evaluation import training_flops
+from annotated.data.corpora import load_corpus
+from annotated.fast import prepare
+from annotated.fast.chunked_loss import ChunkedLoss
 from annotated.files import write_json
+from annotated.model.transformer import TransformerConfig
 from annotated.results import provenance
-from annotated.training import TrainingConfig, train
-from annotated.transformer import TransformerConfig
+from annotated.training.checkpoints import book_model, load_checkpoint, run_checkpoints
+from annotated.training.distributed import check_device, process_group, ranks
+from annotated.training.loop import TrainingConfig, train
+from annotated.translation.scores import training_flops
+from annotated.translation.search import translate
 
 PEAK = {"A100": 312e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12}  # dense bfloat16, operations a second
 USUAL = 0.10  # of the peak: what plain code reaches at width 512
@@ -56,7 +56,7 @@ def updates(device, folder=None, dropout=0.0, **changes):
     pairs = [(ids, ids) for _ in range(count)
              if (ids := draw.choices(range(4, VOCABULARY + 4), weights, k=max(1, round(draw.gauss(LENGTH, 8)))))]
     torch.manual_seed(0)
-    model = fast.prepared_transformer(replace(config, dropout=dropout)).to(device)
+    model = prepare.prepared_transformer(replace(config, dropout=dropout)).to(device)
     train(model, pairs, pairs[:64], numbers, False, folder, None, lambda row: rows.append((time.perf_counter(), row)), ChunkedLoss)
     (first, start), (last, end) = rows[0], rows[-1]
     memory = torch.cuda.max_memory_allocated(device) if cuda else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -143,7 +143,7 @@ def decode(device, folder):
     """The book's model translates 100 sentences on the device and, plainly, on the processor."""
     sentences, references = zip(*load_corpus("toy").test[:100], strict=True)
     saved, facts = book_model(), {}
-    there = book_model().model.to(device) if device == "cuda" else fast.prepare(book_model().model)
+    there = book_model().model.to(device) if device == "cuda" else prepare.prepare(book_model().model)
     for beam in (1, 4):
         here, ours = (translate(sentences, model, saved.tokenizer, beam=beam) for model in (saved.model, there))
         facts[f"beam {beam}"] = {"as on the processor": sum(a == b for a, b in zip(ours, here, strict=True)),

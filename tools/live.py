@@ -10,9 +10,9 @@ from pathlib import Path
 
 import torch
 
-from annotated.checkpoints import book_model
-from annotated.corpora import load_corpus
-from annotated.tokens import UNKNOWN, split_words, splitter
+from annotated.data.corpora import load_corpus
+from annotated.data.tokenizers import UNKNOWN, split_words, splitter
+from annotated.training.checkpoints import book_model
 
 EXAMPLES = {  # all from `test` or `novel`, which the model has not seen
     "Relative clause": "The mouse that my uncle likes sleeps.",

@@ -10,6 +10,7 @@ from pathlib import Path
 import nbformat
 from nbclient import NotebookClient
 from nbdev.export import nb_export
+from nbdev.maker import ModuleMaker
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = ROOT / "notebooks"
@@ -160,9 +161,16 @@ def page_tests(path):
     return module and file_of_tests("/".join([*module.split(".")[:-1], path.stem[3:]]))
 
 
+class Absolute(ModuleMaker):
+    """Writes a module with its imports as they stand on the page; nbdev would make some of them relative."""
+
+    def make(self, cells, all_cells=None, lib_path=None):
+        return super().make(cells, all_cells, lib_path=Path(self.dest) / "elsewhere")
+
+
 def export(path, package=PACKAGE):
     """Write the module that one notebook exports into the folder `package` (nothing if it exports none)."""
-    nb_export(str(path), lib_path=package)
+    nb_export(str(path), lib_path=package, mod_maker=Absolute)
     if module := module_of(path):  # nbdev's list of names is 120 characters wide
         file = module_file(module, package)
         file.write_text(NAMES.sub(narrow, file.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,6 +1,6 @@
 "use strict";
 /*
- * From an English sentence to token ids, and from ids to a German sentence (section 5.1; page 12, annotated.tokens).
+ * From an English sentence to token ids, and from ids to a German sentence (section 5.1; page 12, annotated.data.tokenizers).
  *
  * The library splits sentences with spaCy. For the toy language three rules are enough: spaces separate, the marks . , ?
  * at the end of a word (and , ? before it) are tokens of their own, and a few words that spaCy treats specially come with the model

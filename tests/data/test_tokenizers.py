@@ -1,0 +1,357 @@
+"""Tokenizers: what goes in comes out, special ids never come from text, the same pairs give the same ids."""
+
+import json
+from collections import Counter
+
+import pytest
+import torch
+from helpers import examples
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from annotated.data.tokenizers import (
+    BEGIN,
+    END,
+    PAD,
+    UNKNOWN,
+    DroppedMerges,
+    SubwordTokenizer,
+    Tokenizer,
+    WordTokenizer,
+    byte_letters,
+    join_words,
+    load_tokenizer,
+    split_words,
+)
+
+PAIRS = [
+    ("The old dog sleeps under the table.", "Der alte Hund schläft unter dem Tisch."),
+    ("The young dog sees the old cat.", "Der junge Hund sieht die alte Katze."),
+    ("Doesn't the cat sleep?", "Schläft die Katze nicht?"),
+    ("She hasn't seen the cat, the dog or the bird.", "Sie hat die Katze, den Hund oder den Vogel nicht gesehen."),
+    ("Three birds sing in the old garden.", "Drei Vögel singen im alten Garten."),
+    ("In winter the gardener sleeps.", "Im Winter schläft der Gärtner."),
+]
+KINDS = ("bpe", "wordpiece", "words")
+SUBWORDS = {model: SubwordTokenizer.fit(PAIRS, vocab_size=600, model=model) for model in ("bpe", "wordpiece")}
+
+
+def fitted(kind):
+    return SUBWORDS[kind] if kind in SUBWORDS else WordTokenizer.fit(PAIRS)
+
+
+# --- round trips ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", SUBWORDS)
+@examples(150)
+@given(text=st.text(st.characters(exclude_categories=["Cs"])))
+@example(text="")
+@example(text=" ")
+@example(text="  two  spaces  ")
+@example(text="<pad><s></s><unk>")
+@example(text="tab\tline\nreturn\r\n\x00\x1b\u2028\u0085")
+@example(text="👩‍👩‍👧 שלום مرحبا 日本語 ##⁀⁀a Ġ▁")
+@example(text="e\u0301 \u00e9 \ufb01 \ufeff")  # nothing is normalised
+def test_subwords_give_back_every_text(model, text):
+    tokenizer = SUBWORDS[model]
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    assert all(UNKNOWN < index < len(tokenizer) for index in ids)
+    assert len(tokenizer.pieces(ids)) == len(ids)
+
+
+@pytest.mark.parametrize("text, language", [
+    ("The T-shirt (a red one) costs 3.50; isn't it nice?", "en"),
+    ('He says: "I\'m Tom\'s friend", and goes...', "en"),
+    ("Er sagt: „Das ist z. B. gut“, und geht.", "de"),
+    ("C'est l'ami qu'il a vu là-bas.", "fr"),
+])
+def test_marks_find_their_words_again(text, language):
+    assert join_words(split_words(text, language)) == text
+
+
+# --- special ids ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("text", ["<pad>", "<s>", "</s>", "<unk>", "a</s>b <pad> c", "[PAD] [UNK] <|endoftext|>"])
+def test_special_names_in_a_text_are_ordinary_text(kind, text):
+    tokenizer = fitted(kind)
+    ids = tokenizer.encode(text, "en")
+    assert ids and min(ids) >= UNKNOWN
+    if kind != "words":
+        assert min(ids) > UNKNOWN and tokenizer.decode(ids) == text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_decode_stops_at_the_end_and_passes_over_padding(kind):
+    tokenizer = fitted(kind)
+    ids = tokenizer.encode("The old dog sleeps.", "en")
+    assert not {PAD, BEGIN, END} & set(ids)
+    row = torch.tensor([BEGIN, *ids, END, PAD, ids[0], PAD])
+    assert tokenizer.decode(row) == tokenizer.decode([PAD, *ids]) == "The old dog sleeps."
+    assert tokenizer.decode([END, *ids]) == tokenizer.decode([]) == ""
+    assert tokenizer.pieces(row)[-4:] == ["</s>", "<pad>", tokenizer.pieces(ids)[0], "<pad>"]
+    assert tokenizer.pieces([BEGIN, UNKNOWN]) == ["<s>", "<unk>"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ids_outside_the_vocabulary_are_named(kind):
+    tokenizer = fitted(kind)
+    for method in (tokenizer.decode, tokenizer.pieces):
+        for index in (-1, len(tokenizer)):
+            with pytest.raises(ValueError, match=f"id {index} is outside the vocabulary of {len(tokenizer)} "):
+                method([4, index])
+
+
+@examples(100)
+@given(st.lists(st.integers(0, len(SUBWORDS["bpe"]) - 1)))
+def test_any_ids_decode_to_valid_text(ids):
+    SUBWORDS["bpe"].decode(ids).encode("utf-8")  # half a letter becomes U+FFFD, never an error
+    pieces = SUBWORDS["bpe"].pieces(ids)
+    assert len(pieces) == len(ids) and all(piece.isprintable() and piece for piece in pieces)
+
+
+# --- against something independent ----------------------------------------------------------------------------------
+
+
+def naive_merges(text, letters, count):
+    """Byte-pair encoding as in a textbook: the most frequent pair, the lowest ids on a tie; on text of plain words."""
+    words = Counter(("Ġ" + word) for word in text.split())
+    spelt = {word: [letters.index(letter) for letter in word] for word in words}
+    table, merges = list(letters), []
+    while len(merges) < count:
+        pairs = Counter()
+        for word, ids in spelt.items():
+            for pair in zip(ids, ids[1:]):  # noqa: B905
+                pairs[pair] += words[word]
+        best = min(pairs, key=lambda pair: (-pairs[pair], pair), default=None)
+        if best is None or pairs[best] < 2:
+            break
+        merges.append((table[best[0]], table[best[1]]))
+        table.append("".join(merges[-1]))
+        for word, ids in spelt.items():
+            merged, place = [], 0
+            while place < len(ids):
+                hit = tuple(ids[place: place + 2]) == best
+                merged.append(len(table) - 1 if hit else ids[place])
+                place += 2 if hit else 1
+            spelt[word] = merged
+    return merges
+
+
+def test_the_librarys_merges_are_those_of_the_textbook():
+    marks = {ord(mark): None for mark in ".,?'"}
+    plain = [(english.translate(marks), "low lower lowest banana bananas") for english, _ in PAIRS]
+    tokenizer = SubwordTokenizer.fit(plain, vocab_size=4 + 256 + 60)
+    text = " ".join(f"{a} {b}" for a, b in plain)
+    expected = naive_merges(text, sorted(byte_letters()), 60)
+    assert len(expected) > 40 and tokenizer.merges == expected
+    assert tokenizer.vocabulary == sorted(byte_letters()) + ["".join(pair) for pair in expected]
+
+
+def textbook_encoding(tokenizer, text):
+    """Letters first; then each merge in the order learnt, at every place, left to right; on text of plain words."""
+    letter_of, ids = {byte: letter for letter, byte in byte_letters().items()}, []
+    for word in text.split():
+        pieces = [letter_of[byte] for byte in f" {word}".encode()]
+        for first, second in tokenizer.merges:
+            place = 0
+            while place < len(pieces) - 1:
+                if (pieces[place], pieces[place + 1]) == (first, second):
+                    pieces[place: place + 2] = [first + second]
+                place += 1
+        ids += [4 + tokenizer.vocabulary.index(piece) for piece in pieces]
+    return ids
+
+
+@examples(60)
+@given(st.lists(st.text("adeghilnorstuvwäö", min_size=1, max_size=9), min_size=1, max_size=5).map(" ".join))
+@example("The old gardeners sleep under the tables")
+@example("Schläft der alte Hund im Garten")
+def test_bpe_encodes_as_the_textbook_does(text):
+    assert SUBWORDS["bpe"].encode(text) == textbook_encoding(SUBWORDS["bpe"], text)
+
+
+# --- BPE-dropout ----------------------------------------------------------------------------------------------------
+
+
+@examples(100)
+@given(text=st.text(st.characters(exclude_categories=["Cs"])), rate=st.sampled_from([0.1, 0.5, 1.0]), seed=st.integers(0, 9))
+def test_every_cut_says_the_same_and_the_seed_decides_it(text, rate, seed):
+    plain = SUBWORDS["bpe"]
+    cut = DroppedMerges(plain, rate, seed).encode(text)
+    assert plain.decode(cut) == text and cut == DroppedMerges(plain, rate, seed).encode(text)
+    assert rate < 1 or len(cut) == len((" " + text).encode() if text else b"")
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.4])
+def test_merges_are_dropped_as_often_as_they_should_be(rate):
+    """abc with the merges ab, bc: the first kept one is made, and nothing fits after it."""
+    plain = SubwordTokenizer([*sorted(byte_letters()), "ab", "bc"], [("a", "b"), ("b", "c")])
+    dropped, draws = DroppedMerges(plain, rate, seed=1), 20_000
+    found = Counter(map(tuple, (dropped.cut("abc") for _ in range(draws))))
+    wanted = {("ab", "c"): 1 - rate, ("a", "bc"): rate * (1 - rate), ("a", "b", "c"): rate * rate}
+    assert set(found) == set(wanted)
+    for pieces, chance in wanted.items():
+        assert abs(found[pieces] / draws - chance) < 5 * (chance * (1 - chance) / draws) ** 0.5
+
+
+def test_the_letters_of_bytes_are_the_librarys():
+    from tokenizers import pre_tokenizers
+
+    letters, library = byte_letters(), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    assert sorted(letters) == sorted(pre_tokenizers.ByteLevel.alphabet()) and sorted(letters.values()) == [*range(256)]
+    for character in map(chr, [*range(0x300), 0x2028, 0xFFFD, 0x1F600]):
+        [(spelt, _)] = library.pre_tokenize_str(character)
+        assert bytes(letters[letter] for letter in spelt) == character.encode()
+
+
+def test_wordpiece_takes_the_longest_piece_each_time():
+    tokenizer = SUBWORDS["wordpiece"]
+    known = set(tokenizer.vocabulary)
+    for word in ("dogs", "gardens", "sleepsleep", "thethe"):
+        rest, expected, mark = "Ġ" + word, [], ""
+        while rest:
+            length = next(n for n in range(len(rest), 0, -1) if mark + rest[:n] in known)
+            expected.append(mark + rest[:length])
+            rest, mark = rest[length:], "⁀"
+        assert [tokenizer.vocabulary[index - 4] for index in tokenizer.encode(word)] == expected
+
+
+@pytest.mark.parametrize("min_frequency, max_size", [(1, None), (2, None), (1, 12), (3, 9)])
+def test_the_word_vocabulary_is_a_plain_count(min_frequency, max_size):
+    counts = Counter()
+    for english, german in PAIRS:
+        counts.update(split_words(english, "en") + split_words(german, "de"))
+    expected = sorted((word for word in counts if counts[word] >= min_frequency), key=lambda w: (-counts[w], w))
+    expected = expected[: None if max_size is None else max_size - 4]
+    tokenizer = WordTokenizer.fit(PAIRS, min_frequency=min_frequency, max_size=max_size)
+    assert tokenizer.words == expected and len(tokenizer) == 4 + len(expected)
+    assert tokenizer.pieces(range(4, len(tokenizer))) == expected
+    assert tokenizer.encode("the cat", "en")[0] == 4 + expected.index("the")
+
+
+def test_words_never_seen_are_unknown():
+    tokenizer = WordTokenizer.fit(PAIRS)
+    assert tokenizer.encode("The zebra sleeps.", "en").count(UNKNOWN) == 1
+    assert tokenizer.decode(tokenizer.encode("The zebra sleeps.", "en")) == "The <unk> sleeps."
+    assert UNKNOWN not in SUBWORDS["bpe"].encode("The zebra sleeps.")
+
+
+# --- the same every time --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_order_of_the_pairs_makes_no_difference(kind):
+    fit = WordTokenizer.fit if kind == "words" else lambda pairs: SubwordTokenizer.fit(pairs, 600, kind)
+    assert fit(PAIRS).as_dict() == fit(PAIRS[::-1]).as_dict()
+
+
+# --- on disk --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_saved_tokenizer_is_the_same_one(kind, tmp_path):
+    tokenizer, path = fitted(kind), tmp_path / "deep" / "tokenizer.json"
+    tokenizer.save(path)
+    again = load_tokenizer(path)
+    assert type(again) is type(tokenizer) and again.as_dict() == tokenizer.as_dict() and len(again) == len(tokenizer)
+    for text in ("The old dog's garden — 日本.", "Der Gärtner schläft nicht."):
+        assert again.encode(text, "de") == tokenizer.encode(text, "de")
+        assert again.decode(again.encode(text, "de")) == tokenizer.decode(tokenizer.encode(text, "de"))
+    assert type(tokenizer).load(path).as_dict() == Tokenizer.load(path).as_dict() == tokenizer.as_dict()
+    json.loads(path.read_bytes())
+    assert [file.name for file in path.parent.iterdir()] == ["tokenizer.json"]
+
+
+@pytest.mark.parametrize("text", [
+    "", "{", "[]", "null", "\x80", '{"kind": "letters"}', '{"kind": "words"}',
+    '{"kind": "words", "words": [1], "languages": []}',
+    '{"kind": "words", "words": ["a", "a"], "languages": ["en"]}',
+    '{"kind": "words", "words": "abc", "languages": ["en"]}',
+    '{"kind": "subwords", "model": "bpe", "vocabulary": ["a"], "merges": [["a", "b"]]}',
+    '{"kind": "subwords", "model": "bpe", "vocabulary": ["日"], "merges": []}',
+    '{"kind": "subwords", "model": "unigram", "vocabulary": ["a"], "merges": []}',
+    '{"kind": "subwords", "model": "bpe", "vocabulary": ["a"], "merges": [["a"]]}',
+])
+def test_a_damaged_file_is_named_with_the_mend(tmp_path, text):
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(text.encode("latin-1") if text == "\x80" else text.encode())
+    with pytest.raises(ValueError, match=r"tokenizer\.json is not a tokenizer that save wrote .*fit it anew"):
+        load_tokenizer(path)
+
+
+# --- bad input ------------------------------------------------------------------------------------------------------
+
+
+def test_a_missing_file_and_a_wrong_class_are_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no tokenizer at .*nowhere"):
+        load_tokenizer(tmp_path / "nowhere")
+    SUBWORDS["bpe"].save(tmp_path / "t.json")
+    with pytest.raises(ValueError, match="holds a SubwordTokenizer, not a WordTokenizer"):
+        WordTokenizer.load(tmp_path / "t.json")
+
+
+def test_an_unknown_language_lists_the_known_ones():
+    tokenizer = WordTokenizer.fit(PAIRS)
+    for language in ("fr", None):
+        with pytest.raises(ValueError, match=f"language is {language!r}, expected one of 'en', 'de'"):
+            tokenizer.encode("Bonjour", language)
+    with pytest.raises(ValueError, match="spaCy knows no language 'qq'"):
+        WordTokenizer.fit(PAIRS, target_language="qq")
+
+
+@pytest.mark.parametrize("fit", [WordTokenizer.fit, SubwordTokenizer.fit])
+@pytest.mark.parametrize("pairs, error, message", [
+    ([], ValueError, "pairs is empty"),
+    (["ab"], TypeError, "pairs holds 'ab'"),
+    ([("a", "b", "c")], TypeError, "expected .source, target. strings"),
+    ([("a", None)], TypeError, "expected .source, target. strings"),
+    (7, TypeError, "pairs is a int"),
+])
+def test_pairs_that_are_no_pairs(fit, pairs, error, message):
+    with pytest.raises(error, match=message):
+        fit(pairs)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_texts_that_are_no_texts(kind):
+    tokenizer = fitted(kind)
+    with pytest.raises(TypeError, match="a text is a int, expected a string"):
+        tokenizer.encode(7, "en")
+    with pytest.raises(TypeError, match="texts is one string"):
+        tokenizer.encode_batch("dog", "en")
+    with pytest.raises(ValueError, match="half a surrogate pair at position 3"):
+        tokenizer.encode("dog\ud83d", "en")
+
+
+@pytest.mark.parametrize("model, least", [("bpe", 260), ("wordpiece", 516)])
+def test_a_vocabulary_too_small_for_the_bytes(model, least):
+    with pytest.raises(ValueError, match=f"vocab_size is {least - 1}, expected {least} or more"):
+        SubwordTokenizer.fit(PAIRS, least - 1, model)
+    tokenizer = SubwordTokenizer.fit(PAIRS, least, model)
+    assert len(tokenizer) == least and tokenizer.decode(tokenizer.encode("Größe")) == "Größe"
+
+
+# --- streams, and text on the disk ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["bpe", "wordpiece"])
+def test_a_vocabulary_is_learnt_from_a_stream(model):
+    given_at_once = [(f"the dog number {n % 9}", f"der Hund Nummer {n % 7}") for n in range(300)]
+    drawn = []
+
+    def stream():
+        for pair in given_at_once:
+            drawn.append(pair)
+            yield pair
+
+    streamed = SubwordTokenizer.fit(stream(), 600, model)
+    assert streamed.as_dict() == SubwordTokenizer.fit(given_at_once, 600, model).as_dict() and drawn == given_at_once
+    assert WordTokenizer.fit(iter(given_at_once)).as_dict() == WordTokenizer.fit(given_at_once).as_dict()
+    with pytest.raises(ValueError, match="pairs is empty"):
+        SubwordTokenizer.fit(iter([]), 600, model)
+    with pytest.raises(TypeError, match="pairs holds"):
+        SubwordTokenizer.fit(iter([*given_at_once, ("only one",)]), 600, model)

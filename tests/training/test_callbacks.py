@@ -1,0 +1,209 @@
+"""Callbacks: progress, log, checkpoints in a thread, SIGTERM, early stopping, and a user's own."""
+
+import errno
+import signal
+import threading
+import time
+from dataclasses import replace
+from itertools import chain, repeat
+from types import SimpleNamespace
+
+import pytest
+import torch
+from helpers import one_thread, state
+from small_runs import LONG, PAIRS, QUICK, digests, interrupt, run, tiny
+
+from annotated.results import read_json_lines
+from annotated.training import callbacks, checkpoints, loop, run_state
+from annotated.training.callbacks import INTERRUPTED, Callback, CheckpointWriter, LogFile, hooks
+from annotated.training.checkpoints import run_checkpoints
+from annotated.training.loop import train
+
+pytestmark = pytest.mark.usefixtures(one_thread.__name__)
+
+
+class Record(Callback):
+    """Notes each hook with its step, and may do something at one."""
+
+    def __init__(self, at=None, act=None):
+        self.seen, self.at, self.act = [], at, act
+
+    def note(self, hook, run=None):
+        self.seen.append((hook, run and run.step))
+        if self.seen[-1] == self.at:
+            self.act(run)
+
+
+for hook in ("on_start", "on_validation", "on_step", "on_end", "close"):
+    setattr(Record, hook, lambda self, run=None, row=None, hook=hook: self.note(hook, run))
+
+
+def test_hooks_come_in_order_and_all_are_closed_after_an_error():
+    record = Record()
+    log = train(tiny(), PAIRS, PAIRS, replace(QUICK, steps=3), show_progress=False, callbacks=[record])
+    assert record.seen == [("on_start", 0), ("on_step", 1), ("on_validation", 2), ("on_step", 2), ("on_validation", 3),
+                           ("on_step", 3), ("on_end", 3), ("close", None)] and len(log) == 2
+    first, second = Record(), Record(("on_step", None), lambda run: 1 / 0)
+    with pytest.raises(ZeroDivisionError), hooks([first, second]) as call:
+        call("on_step", None)
+    assert first.seen[-1] == second.seen[-1] == ("close", None)
+
+
+def test_a_callback_may_end_a_run_well_or_interrupt_it(tmp_path):
+    well = Record(("on_step", 4), lambda run: setattr(run, "finished", True))
+    log = train(tiny(), PAIRS, PAIRS, LONG, False, tmp_path / "well", callbacks=[well])
+    assert log[-1]["step"] == 4 and run_checkpoints(tmp_path / "well", scheduled=True)[-1].name == "step-00000004"
+    stop = Record(("on_step", 4), lambda run: setattr(run, "stop_requested", True))
+    with pytest.raises(SystemExit) as stopped:
+        train(tiny(), PAIRS, PAIRS, LONG, False, tmp_path / "stop", callbacks=[stop])
+    assert stopped.value.code == INTERRUPTED == 75 and stop.seen[-2:] == [("on_end", 5), ("close", None)]
+    assert [path.name for path in run_checkpoints(tmp_path / "stop", scheduled=True)] == ["step-00000003"]
+    assert run_checkpoints(tmp_path / "stop")[-1].name == "step-00000005"
+
+
+def test_progress_is_shown_only_on_request(capsys):
+    train(tiny(), PAIRS, PAIRS, QUICK, show_progress=False)
+    assert capsys.readouterr() == ("", "")
+    train(tiny(), PAIRS, PAIRS, QUICK)
+    assert "valid" in capsys.readouterr().err
+
+
+def test_report_gets_every_row_with_the_speed():
+    told = []
+    log = train(tiny(), PAIRS, PAIRS, QUICK, show_progress=False, report=told.append)
+    assert all(row.pop("tokens_per_second") > 0 for row in told) and told == log and len(log) == 3
+
+
+def test_speed_is_real_target_tokens_a_second(monkeypatch, capsys):
+    monkeypatch.setattr(run_state, "time", SimpleNamespace(time=chain([100.0], repeat(104.0)).__next__))
+    rows = []
+    log = train(tiny(), PAIRS, PAIRS[:1], QUICK, report=rows.append)
+    assert [row["tokens_per_second"] for row in rows] == [row["tokens"] / 4 for row in log]
+    assert f"{log[-1]['tokens'] / 4:,.0f} tokens/s, train" in capsys.readouterr().err
+
+
+def test_only_the_first_process_keeps_the_log(tmp_path, monkeypatch):
+    row = {"step": 2, "train_loss": 4.0}
+    for rank, there in ((1, False), (0, True)):
+        monkeypatch.setattr(callbacks, "ranks", lambda rank=rank: (rank, 2))
+        LogFile(tmp_path).on_validation(SimpleNamespace(log=[row]), row)
+        assert (tmp_path / "log.jsonl").exists() == there
+    assert read_json_lines(tmp_path / "log.jsonl") == [row]
+
+LOSSES = [5.0, 4.0, 4.5, 3.0, 3.5, 3.0, 3.2, 3.1, 2.0]  # lowest in row 4; equal is not lower
+
+
+@pytest.mark.parametrize("patience, rows", [(0, 9), (1, 3), (2, 6), (4, 8), (5, 9)])
+def test_a_training_ends_when_the_validation_loss_stands_still(patience, rows, tmp_path, monkeypatch):
+    asked = iter(LOSSES)
+    monkeypatch.setattr(loop, "validation_loss", lambda *_, **__: next(asked))
+    config = replace(QUICK, steps=18, save_every=18, patience=patience)
+    log = train(tiny(), PAIRS, PAIRS, config, show_progress=False, run_folder=tmp_path)
+    assert [row["valid_loss"] for row in log] == LOSSES[:rows] and log[-1]["step"] == 2 * rows
+    assert [path.name for path in run_checkpoints(tmp_path)] == [f"step-{2 * rows:08}"]
+    again = train(tiny(), PAIRS, PAIRS, config, show_progress=False, run_folder=tmp_path)
+    assert again == log, "a run that has ended ends again at once"
+    more = train(tiny(), PAIRS, PAIRS, replace(config, patience=9), show_progress=False, run_folder=tmp_path)
+    assert [row["valid_loss"] for row in more] == LOSSES, "with more patience it goes on"
+
+
+def test_tasks_in_the_background_run_one_after_the_other_and_their_errors_come_back():
+    told, go, writes = [], threading.Event(), CheckpointWriter("nowhere")
+    writes.start(lambda: (go.wait(20), told.append("first")))
+    writes.wait(only_if_done=True)
+    assert told == [], "did not wait"
+    second = threading.Thread(target=writes.start, args=(lambda: told.append("second"),))
+    second.start()
+    time.sleep(0.05)
+    assert second.is_alive() and told == [], "two at once"
+    go.set()
+    second.join(20)
+    writes.wait()
+    assert told == ["first", "second"]
+    for look in (writes.wait, lambda: writes.start(print)):
+        writes.start(lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            look()
+        look()  # told once
+
+
+def test_leaving_the_block_waits_for_the_task():
+    told = []
+    with pytest.raises(KeyError), hooks([writes := CheckpointWriter("nowhere")]):
+        writes.start(lambda: (time.sleep(0.1), told.append("written")))
+        raise KeyError
+    assert told == ["written"]
+
+
+@pytest.fixture
+def undisturbed(tmp_path):
+    log, model = run(tmp_path / "undisturbed")
+    return digests(tmp_path / "undisturbed"), log, state(model)
+
+
+def test_sigterm_saves_and_the_run_goes_on_bit_for_bit(undisturbed, tmp_path):
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as stopped:  # in step 4: the rehearsal, two micro-batches a step, two validation batches
+        run(tmp_path / "run", hook=interrupt(after=1 + 2 * 3 + 2 + 1))
+    assert stopped.value.code == INTERRUPTED == 75 and signal.getsignal(signal.SIGTERM) is before
+    assert [path.name[-2:] for path in run_checkpoints(tmp_path / "run")] == ["03", "04"], "not saved at the next step"
+    log, model = run(tmp_path / "run", seed=5)
+    assert digests(tmp_path / "run") == undisturbed[0] and log == undisturbed[1]
+    assert torch.equal(state(model), undisturbed[2])
+    assert run(tmp_path / "run", seed=6)[0] == log, "a finished run is not trained on"
+
+
+def test_sigterm_is_heard_late_where_numbers_are_read_late(undisturbed, tmp_path, monkeypatch):
+    monkeypatch.setattr(run_state, "READ_EVERY", {"cpu": 2})
+    config = replace(LONG, save_every=100, validate_every=12)
+    with pytest.raises(SystemExit) as stopped:  # in step 4; the round of steps 3 and 4 comes with that of 5 and 6
+        run(tmp_path / "run", hook=interrupt(after=1 + 2 * 3 + 1), config=config)
+    assert stopped.value.code == INTERRUPTED and [path.name[-2:] for path in run_checkpoints(tmp_path / "run")] == ["06"]
+    log, model = run(tmp_path / "run", seed=5, config=config)
+    assert log[-1]["valid_loss"] == undisturbed[1][-1]["valid_loss"] and torch.equal(state(model), undisturbed[2])
+
+
+def test_what_sigterm_wrote_stays_out_of_the_average_and_is_removed(tmp_path):
+    with pytest.raises(SystemExit):
+        run(tmp_path / "run", hook=interrupt(after=1 + 2 * 3 + 2 + 1))
+    assert [path.name[-2:] for path in run_checkpoints(tmp_path / "run", scheduled=True)] == ["03"]
+    run(tmp_path / "run", config=replace(LONG, steps=7))
+    assert [path.name[-2:] for path in run_checkpoints(tmp_path / "run")] == ["06", "07"] == \
+           [path.name[-2:] for path in run_checkpoints(tmp_path / "run", scheduled=True)]
+
+
+def test_full_disk_leaves_the_checkpoint_before_intact(undisturbed, tmp_path, monkeypatch):
+    real, writes = checkpoints.save_file, []
+
+    def full(tensors, path):
+        writes.append(path)
+        if len(writes) == 4:  # the optimiser of the second checkpoint
+            path.write_bytes(b"half of it")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(tensors, path)
+
+    monkeypatch.setattr(checkpoints, "save_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        run(tmp_path / "run")
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["log.jsonl", "step-00000003"]
+    assert run(tmp_path / "run", seed=5)[0] == undisturbed[1] and digests(tmp_path / "run") == undisturbed[0]
+
+
+def test_training_goes_on_while_a_checkpoint_is_written_and_its_error_ends_the_run(tmp_path, monkeypatch):
+    passes, seen, real = [], [], checkpoints.save_file
+
+    def slow(tensors, path):
+        before, deadline = len(passes), time.time() + 20
+        while len(passes) == before and time.time() < deadline:  # until the loop goes on
+            time.sleep(0.001)
+        seen.append(len(passes) - before)
+        real(tensors, path)
+        if len(seen) == 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(checkpoints, "save_file", slow)
+    with pytest.raises(OSError, match="No space left"):
+        run(tmp_path / "run", config=replace(LONG, steps=40, save_every=10, validate_every=40),
+            hook=lambda *_: (passes.append(1), time.sleep(0.005))[0])
+    assert seen[0] > 0, "the loop stood still"
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["step-00000010"]

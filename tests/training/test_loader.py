@@ -1,0 +1,78 @@
+"""The loader: every pair once an epoch, the same batches on all ranks, and none repeated or missed after a stop."""
+
+from collections import Counter
+from contextlib import closing
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+import torch
+from small_runs import PAIRS, QUICK
+
+from annotated.data.batches import Batch
+from annotated.data.tokenizers import END
+from annotated.training import loader
+from annotated.training.loader import BatchLoader
+
+
+def take(number, config=QUICK, pairs=PAIRS, position=(0, 0), steps=0):
+    """The first batches of a loader, after a position."""
+    made = BatchLoader(pairs, config)
+    made.seek(position, steps)
+    with closing(iter(made)) as batches:
+        return list(islice(batches, number))
+
+
+def content(batches):
+    """The pairs of batches, padding and special tokens removed."""
+    return [tuple(tuple(i for i in row if i > END) for row in pair) for batch in batches
+            for pair in zip(batch.source.tolist(), batch.target_out.tolist(), strict=True)]
+
+
+def test_every_epoch_holds_every_pair_once_in_another_order():
+    pairs = [([4 + i] * (i % 5 + 1), [4 + i] * (i % 3 + 1)) for i in range(12)]
+    batches, orders = take(25, replace(QUICK, max_tokens=12, seed=3), pairs), {}
+    for batch in batches:
+        (part,) = batch.micro_batches
+        assert max(part.source.numel(), part.target_out.numel()) <= 12 and batch.tokens == part.tokens
+        orders.setdefault(batch.position[0], []).extend(content([part]))
+    whole = [orders[epoch] for epoch in list(orders)[:-1]]  # the last was cut off
+    assert len(whole) > 2 and len({tuple(order) for order in whole}) == len(whole)
+    assert all(Counter(order) == Counter((tuple(x), tuple(y)) for x, y in pairs) for order in whole)
+
+
+def test_the_seed_alone_decides():
+    ours, again, other = ([batch.indices.tolist() for batch in take(20, replace(QUICK, seed=seed))] for seed in (0, 0, 1))
+    torch.manual_seed(99)
+    assert ours == again == [batch.indices.tolist() for batch in take(20)] and ours != other
+
+
+@pytest.mark.parametrize("world, accumulate", [(1, 2), (1, 7), (2, 1), (3, 2)])
+def test_ranks_and_micro_batches_share_each_batch(monkeypatch, world, accumulate):
+    for batch in take(9):
+        ranks = []
+        for rank in range(world):
+            monkeypatch.setattr(loader, "ranks", lambda rank=rank: (rank, world))
+            ours = BatchLoader(PAIRS, replace(QUICK, accumulate=accumulate)).load((batch.position, batch.indices))
+            assert ours.tokens == batch.tokens and len(ours.micro_batches) == accumulate
+            ranks += ours.micro_batches
+        real = [part for part in ranks if part.tokens]
+        assert Counter(content(real)) == Counter(content(batch.micro_batches)) and all(len(part.source) for part in ranks)
+        assert max(len(part.source) for part in real) - min(len(part.source) for part in real) <= 1
+        assert {part.source.shape[1] for part in ranks} == {batch.micro_batches[0].source.shape[1]}
+
+
+@pytest.mark.parametrize("stop", [1, 3, 4, 9])
+def test_going_on_repeats_and_misses_nothing(stop):
+    whole = [(batch.position, batch.indices.tolist()) for batch in take(14)]
+    for position in (whole[stop - 1][0], None):  # None: only the number of batches is known
+        assert [(batch.position, batch.indices.tolist()) for batch in take(5, position=position, steps=stop)] == whole[stop:][:5]
+
+
+def test_a_gpu_gets_wider_batches_from_pinned_memory(monkeypatch):
+    pinned, moved = [], []
+    monkeypatch.setattr(Batch, "pin_memory", lambda batch: pinned.append(batch) or batch)
+    monkeypatch.setattr(Batch, "to", lambda batch, device: moved.append(device.type) or batch)
+    with closing(iter(BatchLoader(PAIRS, replace(QUICK, max_tokens=64, accumulate=2), "cuda"))) as batches:
+        parts = next(batches).micro_batches
+    assert moved == ["cuda"] * 2 and len(pinned) >= 2 and {part.source.shape[1] % 8 for part in parts} == {0}

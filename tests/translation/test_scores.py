@@ -1,0 +1,384 @@
+"""The report against sacreBLEU and against BLEU from scratch; alignment errors by hand; costs against a counter."""
+
+import hashlib
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+import sacrebleu
+import torch
+from helpers import examples
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
+
+from annotated.model.multi_head import record_attention
+from annotated.model.transformer import Transformer, TransformerConfig
+from annotated.translation.scores import (
+    DEFINITIONS,
+    TABLE_2,
+    alignment_error_rate,
+    bleu_report,
+    hardware_flops,
+    links_from_attention,
+    moses_tokenise,
+    multi30k_form,
+    split_compounds,
+    training_flops,
+)
+
+PAIRS = [  # hypothesis, reference
+    ("Die E-Mail Adresse des US-Präsidenten ist geheim.", "Die E-Mail-Adresse des US-Präsidenten ist geheim."),
+    ("Der CO2-Ausstoß fiel im Jahr 2013 um 3,5 Prozent.", "Der CO2-Ausstoß sank im Jahr 2013 um 3,5 Prozent."),
+    ("der Minister sagte, dass er nichts davon wisse.", "Der Minister sagte, er wisse nichts davon."),
+    ('"Das ist ein schöner Tag", sagte sie.', "„Das ist ein guter Tag“, sagte sie."),
+    ("Die EU-Kommission prüft den Vorschlag seit Montag.", "Die EU-Kommission prüft den Vorschlag seit Montag."),
+    ("Der Ex-Coach von Hannover kehrt zurück.", "Der Ex-Trainer von Hannover 96 kehrt zurück – heute."),
+]
+HYPOTHESES, REFERENCES = map(list, zip(*PAIRS, strict=True))
+REPORT = bleu_report(HYPOTHESES, REFERENCES, bootstrap=100)
+
+
+def scratch_bleu(hypotheses, references):
+    """BLEU as multi-bleu.perl counts it, written down again: lists of tokens, no smoothing, zero if a precision is."""
+    correct, total, ours, theirs = Counter(), Counter(), 0, 0
+    for hypothesis, reference in zip(hypotheses, references, strict=True):
+        ours, theirs = ours + len(hypothesis), theirs + len(reference)
+        for n in range(1, 5):
+            left = [tuple(reference[i:i + n]) for i in range(len(reference) - n + 1)]
+            for i in range(len(hypothesis) - n + 1):
+                total[n] += 1
+                gram = tuple(hypothesis[i:i + n])
+                if gram in left:
+                    left.remove(gram)
+                    correct[n] += 1
+    if not all(correct[n] for n in range(1, 5)):
+        return 0.0
+    precision = math.prod(correct[n] / total[n] for n in range(1, 5)) ** 0.25
+    return 100 * precision * (1 if ours >= theirs else math.exp(1 - theirs / ours))
+
+
+def command_line(tmp_path, *options):
+    """What the command line of sacreBLEU says about the pairs, as JSON."""
+    for name, lines in (("hypotheses", HYPOTHESES), ("references", REFERENCES)):
+        (tmp_path / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    files = [str(tmp_path / "references"), "-i", str(tmp_path / "hypotheses")]
+    command = [sys.executable, "-m", "sacrebleu", *files, "-w", "9", *options]
+    environment = {**os.environ, "SACREBLEU_SEED": "12345"}
+    done = subprocess.run(command, capture_output=True, check=True, encoding="utf-8", env=environment)
+    return json.loads(done.stdout)
+
+
+# The report
+
+def test_plain_entries_are_what_the_command_line_says(tmp_path):
+    said = command_line(tmp_path, "-m", "bleu", "chrf", "--confidence", "--confidence-n", "100")
+    for result, name in zip(said, ("sacrebleu", "chrf"), strict=True):
+        entry = REPORT[name]
+        assert entry.score == pytest.approx(result["score"], abs=1e-8)
+        assert (entry.low + entry.high) / 2 == pytest.approx(result["confidence_mean"], abs=1e-6)
+        assert (entry.high - entry.low) / 2 == pytest.approx(result["confidence_var"], abs=1e-6)
+        assert entry.signature == result["signature"]
+
+
+def moses(lines):
+    """Moses tokens straight from the library, cut at spaces."""
+    from sacremoses import MosesTokenizer
+
+    return [MosesTokenizer(lang="de").tokenize(line) for line in lines]  # with escapes: they change no count
+
+
+def test_tokenised_entries_are_multi_bleu():
+    hypotheses, references = moses(HYPOTHESES), moses(REFERENCES)
+    assert REPORT["tokenised"].score == pytest.approx(scratch_bleu(hypotheses, references), abs=1e-9)
+    lower = [[[token.lower() for token in line] for line in lines] for lines in (hypotheses, references)]
+    assert REPORT["tokenised_lowercase"].score == pytest.approx(scratch_bleu(*lower), abs=1e-9)
+
+
+def test_split_entry_with_plain_quotes_is_sacrebleu_on_replaced_text():
+    """sacreBLEU itself, on text in which „ and “ were replaced by hand, in Moses tokens split at hyphens."""
+    def replaced(lines):
+        straight = [line.translate({0x201E: 0x22, 0x201C: 0x22}) for line in lines]
+        return [" ".join(tokens).replace("-", " ##AT##-##AT## ") for tokens in moses(straight)]
+
+    def plain_bleu(hypotheses, references):
+        return sacrebleu.corpus_bleu(hypotheses, [references], tokenize="none", smooth_method="none", force=True).score
+
+    assert REPORT["split_plain_quotes"].score == pytest.approx(plain_bleu(replaced(HYPOTHESES), replaced(REFERENCES)), abs=1e-9)
+    assert REPORT["split_plain_quotes"].score > REPORT["compound_split"].score + 1, "one of six has other quotes than its reference"
+    assert REPORT["split_plain_quotes"].signature.startswith("quotes „“ to \" + moses(sacremoses")
+
+
+def test_multi30k_entry_forgives_case_and_the_shape_of_marks():
+    forms = [[line.split() for line in multi30k_form(lines)] for lines in (HYPOTHESES, REFERENCES)]
+    assert REPORT["multi30k"].score == pytest.approx(scratch_bleu(*forms), abs=1e-9)
+    report = bleu_report(['DER MANN SAGT "NEIN" - NICHT OFT'], ["Der Mann sagt „nein“ – nicht oft"], bootstrap=0)
+    assert report["multi30k"].score == pytest.approx(100)
+    assert report["tokenised_lowercase"].score < 50
+
+
+@pytest.mark.parametrize("language, form", [
+    ("de", 'er sagt " 1,500 , gut " , ja'), ("en", 'er sagt " 1.500 , gut , " ja'),
+])
+def test_multi30k_form_normalises_marks_by_the_rules_of_its_language(language, form):
+    """Of a number's space and of a comma beside a closing mark English and German make different things."""
+    assert multi30k_form(['Er sagt "1\u00a0500, gut", ja'], language) == [form]
+    report = bleu_report(['Er sagt "1\u00a0500, gut", ja'], [form], language, bootstrap=0)
+    assert language != "de" or multi30k_form(['Er sagt "1\u00a0500, gut", ja']) == [form]  # German, where nothing is said
+    assert report["multi30k"].score == pytest.approx(100)
+    assert [multi30k_form(["L'homme"], code) for code in ("fr", "en")] == [["l' homme"], ["l 'homme"]]
+
+
+words = st.lists(st.sampled_from("der die das Hund Katze - , sieht".split()), min_size=1, max_size=9)
+
+
+@examples(25)
+@given(st.lists(st.tuples(words, words), min_size=1, max_size=4))
+def test_counting_without_smoothing_equals_the_script(pairs):
+    hypotheses, references = zip(*pairs, strict=True)
+    report = bleu_report([" ".join(line) for line in hypotheses], [" ".join(line) for line in references], bootstrap=0)
+    assert report["tokenised"].score == pytest.approx(scratch_bleu(hypotheses, references), abs=1e-9)
+
+
+def test_every_entry_is_named_defined_and_signed():
+    report = bleu_report(HYPOTHESES, REFERENCES, loss=1.0, bootstrap=100)
+    assert list(report.entries) == list(DEFINITIONS)
+    definitions = {entry.definition for entry in report.entries.values()}
+    assert len(definitions) == len(DEFINITIONS)
+    for name in set(DEFINITIONS) - {"perplexity"}:
+        signature = report[name].signature
+        assert f"version:{sacrebleu.__version__}" in signature and "bs:100|seed:12345" in signature
+        moses = name in ("tokenised", "tokenised_lowercase", "compound_split", "split_plain_quotes", "multi30k")
+        assert ("sacremoses" in signature) == moses
+        assert ("tok:none|smooth:none" in signature) == ("sacremoses" in signature)
+    text = str(report)
+    assert "6 sentences" in text and "100 resamples, seed 12345" in text
+    for name, entry in report.entries.items():
+        row = next(line for line in text.split("\n") if line.split()[0] == name)
+        assert f"{entry.score:.2f}" in row and entry.definition in row
+        assert ("[" in row) == (name != "perplexity")
+
+
+def test_target_language_reaches_the_tokeniser():
+    line = "Er kam am 3. Mai."
+    assert moses_tokenise([line], "de") == ["Er kam am 3. Mai ."]
+    assert moses_tokenise([line], "en") == ["Er kam am 3 . Mai ."]
+    assert "lang fr" in bleu_report(["l'homme"], ["l'homme"], "fr", bootstrap=0)["tokenised"].signature
+    assert moses_tokenise(["l'homme"], "fr") == ["l' homme"]
+
+
+@pytest.mark.parametrize("line, expected", [
+    ("E-Mail-Adresse", "E ##AT##-##AT## Mail ##AT##-##AT## Adresse"),
+    ("Wähler - vor allem", "Wähler - vor allem"),
+    ("Nord- und Süd", "Nord- und Süd"),
+    ("-5 Grad", "-5 Grad"),
+    ("a-b-c", "a ##AT##-##AT## b-c"),  # as the usual script does it
+    ("ohne Strich", "ohne Strich"),
+])
+def test_compounds_are_split_at_hyphens_inside_words(line, expected):
+    assert split_compounds(line) == expected
+
+
+# Intervals
+
+def test_intervals_hold_the_score_and_repeat_by_seed():
+    assert all(entry.low < entry.score < entry.high for entry in REPORT.entries.values())
+    assert bleu_report(HYPOTHESES, REFERENCES, bootstrap=100) == REPORT
+    other = bleu_report(HYPOTHESES, REFERENCES, bootstrap=100, seed=7)
+    for name, entry in other.entries.items():
+        assert entry.score == REPORT[name].score and (entry.low, entry.high) != (REPORT[name].low, REPORT[name].high)
+        assert "seed:7" in entry.signature
+
+
+def test_perplexity_is_exp_of_the_loss_and_says_per_what():
+    entry = bleu_report(HYPOTHESES, REFERENCES, loss=1.25, bootstrap=0, token="word piece")["perplexity"]
+    assert entry.score == pytest.approx(math.exp(1.25), abs=1e-12) and entry.low is None and entry.high is None
+    assert "per word piece" in entry.definition and "per word piece" in entry.signature
+    assert "perplexity" not in REPORT.entries
+
+
+# The files
+
+def test_report_is_written_with_its_sentences(tmp_path):
+    path = tmp_path / "new" / "report.json"
+    report = bleu_report(HYPOTHESES, REFERENCES, loss=1.0, bootstrap=100, path=path)
+    assert sorted(file.name for file in path.parent.iterdir()) == ["report.json", "report.txt"]
+    sentences = (path.parent / "report.txt").read_bytes()
+    assert sentences.decode("utf-8") == "".join(f"{line}\n" for line in HYPOTHESES)
+    facts = json.loads(path.read_text(encoding="utf-8"))
+    assert facts["sentence_file"] == "report.txt" and facts["sentence_sha256"] == hashlib.sha256(sentences).hexdigest()
+    assert (facts["sentences"], facts["bootstrap"], facts["seed"], facts["target_language"]) == (6, 100, 12345, "de")
+    assert facts["entries"] == {name: vars(entry) for name, entry in report.entries.items()}
+
+
+# Bad input
+
+@pytest.mark.parametrize("hypotheses, references, error, message", [
+    ("ein Satz", ["ein Satz"], TypeError, "hypotheses is a str: give a list of strings"),
+    (["ein Satz"], "ein Satz", TypeError, "references is a str: give a list of strings"),
+    (["ein Satz"], None, TypeError, "references is a NoneType"),
+    (["a"], [["a", "b"]], TypeError, r"references\[0\] is a list: give one string for each sentence"),
+    (["a", 3], ["a", "b"], TypeError, r"hypotheses\[1\] is a int"),
+    (["a", "b"], ["a"], ValueError, "2 hypotheses but 1 references: give one reference for each"),
+    ([], [], ValueError, "are empty: give at least one sentence"),
+    (["a"], ["b\nc"], ValueError, r"references\[0\] contains a line break: replace it with a space"),
+    (["a\r"], ["b"], ValueError, r"hypotheses\[0\] contains a line break"),
+])
+def test_lines_that_will_not_do(hypotheses, references, error, message):
+    with pytest.raises(error, match=message):
+        bleu_report(hypotheses, references)
+
+
+@pytest.mark.parametrize("option, message", [
+    ({"loss": -0.1}, "loss=-0.1 is no loss in nats a token: give a number"),
+    ({"loss": math.nan}, "loss=nan"),
+    ({"loss": math.inf}, "loss=inf"),
+    ({"bootstrap": -1}, "bootstrap=-1: give the number of resamples"),
+    ({"bootstrap": 1}, "bootstrap=1"),
+    ({"bootstrap": 10.0}, "bootstrap=10.0"),
+    ({"seed": -1}, "seed=-1: give a whole number"),
+    ({"seed": "x"}, "seed='x'"),
+    ({"path": "report.txt"}, "path='report.txt' does not end in .json: give the name of the report"),
+])
+def test_numbers_and_names_that_will_not_do(option, message):
+    with pytest.raises(ValueError, match=message):
+        bleu_report(["a"], ["a"], **option)
+
+
+# Alignment error rate
+
+def test_links_are_the_largest_weight_of_each_row():
+    weights = torch.tensor([[0.6, 0.3, 0.1], [0.1, 0.2, 0.7], [0.5, 0.4, 0.1], [0.0, 0.0, 1.0]])
+    assert links_from_attention(weights) == {(0, 0), (2, 1), (0, 2), (2, 3)}
+    assert links_from_attention(weights, source_length=2) == {(0, 0), (1, 1), (0, 2), (0, 3)}  # equal: the first
+    assert links_from_attention(weights, source_length=2, target_length=2) == {(0, 0), (1, 1)}
+    assert links_from_attention(weights, 3, 0) == set()
+    assert links_from_attention(weights.tolist()) == links_from_attention(weights)
+
+
+@pytest.mark.parametrize("weights, lengths, message", [
+    (torch.ones(2, 3, 3), (), r"weights have shape \(2, 3, 3\): give \(target, source\)"),
+    (torch.ones(2, 3), (4,), r"source_length=4 does not fit: weights have shape \(2, 3\)"),
+    (torch.ones(2, 3), (3, 3), "target_length=3 does not fit"),
+    (torch.ones(2, 3), (-1,), "source_length=-1 does not fit"),
+    (torch.ones(2, 3), (0,), "no source token left: give a source_length of at least 1"),
+    (torch.full((1, 2), math.nan), (), "weights hold NaN"),
+])
+@pytest.mark.usefixtures("unenforced")
+def test_weights_that_will_not_do(weights, lengths, message):
+    with pytest.raises(ValueError, match=message):
+        links_from_attention(weights, *lengths)
+
+
+def test_alignment_errors_worked_by_hand():
+    gold = [{(0, 0), (1, 1)}, {(0, 1)}]
+    assert alignment_error_rate(gold, gold) == 0
+    assert alignment_error_rate([{(1, 0)}, {(1, 1)}], gold) == 1
+    assert alignment_error_rate([set(), set()], gold) == 1
+    # links 2 and 1, sure 2 and 1, right 1 and 1: 1 - (2 + 2) / (3 + 3)
+    assert alignment_error_rate([{(0, 0), (0, 1)}, {(0, 1)}], gold) == pytest.approx(1 / 3)
+    # one spurious link: 1 - (3 + 3) / (4 + 3)
+    assert alignment_error_rate([{(0, 0), (1, 1), (2, 2)}, {(0, 1)}], gold) == pytest.approx(1 / 7)
+
+
+def test_possible_links_do_no_harm_and_need_not_be_there():
+    """Och & Ney (2003): sure links have to be there, and a prediction may lie in the possible ones."""
+    sure, possible = [{(0, 0), (1, 1)}], [{(2, 2), (2, 3)}]
+    predicted = [{(0, 0), (2, 2), (3, 3)}]  # |A and S| = 1, |A and P| = 2
+    assert alignment_error_rate(predicted, sure, possible) == pytest.approx(1 - 3 / 5)
+    assert alignment_error_rate(predicted, sure) == pytest.approx(1 - 2 / 5)
+    assert alignment_error_rate([{(0, 0), (1, 1), (2, 2)}], sure, possible) == 0
+    assert alignment_error_rate(sure, sure, possible) == 0
+    with_sure = [{(0, 0), (1, 1), (2, 2), (2, 3)}]  # listing the sure links among the possible changes nothing
+    assert alignment_error_rate(predicted, sure, with_sure) == alignment_error_rate(predicted, sure, possible)
+
+
+links = st.sets(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=6)
+corpora = st.lists(st.tuples(links, links, links), min_size=1, max_size=5)
+
+
+@examples(100)
+@given(corpora, st.randoms(use_true_random=False))
+def test_alignment_error_rate_is_a_rate_and_knows_no_order(corpus, order):
+    predicted, gold, possible = map(list, zip(*corpus, strict=True))
+    assume(any(predicted) or any(gold))
+    rate = alignment_error_rate(predicted, gold, possible)
+    assert 0 <= rate <= 1
+    shuffled = random.Random(order.random()).sample(corpus, len(corpus))
+    assert alignment_error_rate(*map(list, zip(*shuffled, strict=True))) == rate
+    assert alignment_error_rate(predicted, gold) >= rate  # possible links only ever help
+    if any(gold):
+        assert alignment_error_rate(gold, gold, possible) == 0
+
+
+@pytest.mark.parametrize("predicted, gold, error, message", [
+    ([{(0, 0)}], [{(0, 0)}, {(1, 1)}], ValueError, r"different numbers of sentences \(1 predicted, 2 gold\)"),
+    ([set()], [set()], ValueError, "no link, neither predicted nor gold"),
+    ([], [], ValueError, "no link"),
+    ({(0, 0)}, [{(0, 0)}], TypeError, r"predicted is a set: give a list with the links of each sentence, \[links\]"),
+    ([(0, 0)], [{(0, 0)}], ValueError, r"predicted\[0\] holds 0: give pairs"),
+    ([5], [{(0, 0)}], TypeError, r"predicted\[0\] is 5: give the links of a sentence"),
+    ([{(0, 0)}], "0-0", TypeError, "gold is a str"),
+    ([{(0, 0)}], ["0-0"], TypeError, r"gold\[0\] is '0-0'"),
+    ([{(0, -1)}], [{(0, 0)}], ValueError, r"predicted\[0\] holds \(0, -1\)"),
+    ([{(0, 1, 2)}], [{(0, 0)}], ValueError, r"holds \(0, 1, 2\): give pairs \(source index, target index\)"),
+])
+def test_links_that_will_not_do(predicted, gold, error, message):
+    with pytest.raises(error, match=message):
+        alignment_error_rate(predicted, gold)
+
+
+# Training cost (C23)
+
+def test_c23_hardware_gives_the_printed_costs():
+    printed = {row.system: row.flops_en_de for row in TABLE_2}
+    assert float(f"{hardware_flops(12):.1e}") == printed["Transformer (base)"] == 3.3e18
+    assert float(f"{hardware_flops(3.5 * 24):.1e}") == printed["Transformer (big)"] == 2.3e19
+    assert hardware_flops(1, gpus=2, flops_per_second=10) == 72_000
+
+
+@pytest.mark.parametrize("changes", [{}, {"d_k": 5, "d_v": 3}, {"norm_first": True}, {"h": 1, "N": 1}])
+def test_c23_flops_from_shapes_are_those_that_pytorch_counts(changes):
+    config = TransformerConfig(31, **{"N": 3, "d_model": 12, "d_ff": 20, "h": 2, **changes})
+    model, ids = Transformer(config), torch.randint(4, 31, (5, 16))
+    with record_attention(model), FlopCounterMode(display=False) as counter:  # recording takes the explicit path
+        logits = model(ids[:, :9], ids[:, 9:])
+    forward = counter.get_total_flops()
+    with record_attention(model), FlopCounterMode(display=False) as counter:
+        model(ids[:, :9], ids[:, 9:]).sum().backward()
+    assert logits.shape == (5, 7, 31) and counter.get_total_flops() == 3 * forward
+    assert training_flops(config, 5 * 9, 5 * 7, steps=1, sentences=5) == 3 * forward
+    assert training_flops(config, 5 * 9, 5 * 7, steps=4, sentences=5) == 12 * forward
+
+
+def test_c23_the_model_asks_for_less_than_the_hardware_offers():
+    base = training_flops(TransformerConfig.base(), 25_000, 25_000, 100_000, 900)
+    big = training_flops(TransformerConfig.big(), 25_000, 25_000, 300_000, 900)
+    assert base == pytest.approx(9.52e17, rel=1e-3) and big == pytest.approx(9.68e18, rel=1e-3)
+    assert base / hardware_flops(12) < big / hardware_flops(84) < 0.5
+
+
+def test_c23_counts_must_be_positive():
+    with pytest.raises(ValueError, match="steps=0: give a number above 0"):
+        training_flops(TransformerConfig.base(), source_tokens=9, target_tokens=7, steps=0, sentences=1)
+
+
+def test_table_2_as_published():
+    rows = {(row.system, row.ensemble): (row.en_de, row.en_fr, row.flops_en_de, row.flops_en_fr) for row in TABLE_2}
+    assert rows == {
+        ("ByteNet", False): (23.75, None, None, None),
+        ("Deep-Att + PosUnk", False): (None, 39.2, None, 1e20),
+        ("GNMT + RL", False): (24.6, 39.92, 2.3e19, 1.4e20),
+        ("ConvS2S", False): (25.16, 40.46, 9.6e18, 1.5e20),
+        ("MoE", False): (26.03, 40.56, 2e19, 1.2e20),
+        ("Deep-Att + PosUnk", True): (None, 40.4, None, 8e20),
+        ("GNMT + RL", True): (26.3, 41.16, 1.8e20, 1.1e21),
+        ("ConvS2S", True): (26.36, 41.29, 7.7e19, 1.2e21),
+        ("Transformer (base)", False): (27.3, 38.1, 3.3e18, 3.3e18),
+        ("Transformer (big)", False): (28.4, 41.8, 2.3e19, 2.3e19),
+    }
