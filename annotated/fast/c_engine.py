@@ -37,7 +37,8 @@ _OPTIONS = ["-O3", "-march=native", _THREADS, "-fno-math-errno", "-fno-trapping-
 
 def c_source():
     """The text of `step.c`, which comes with the package."""
-    return importlib.resources.files("annotated.fast.prepare").joinpath("step.c").read_text(encoding="utf-8")
+    source = importlib.resources.files("annotated.fast").joinpath("step.c")
+    return source.read_text(encoding="utf-8")
 
 
 def compile_c(source, *options):

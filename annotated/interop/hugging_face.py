@@ -21,9 +21,17 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from annotated.data import tokenizers as data_tokenizers
 from annotated.data.batches import pad, token_batches
-from annotated.data.tokenizers import BEGIN, END, PAD, UNKNOWN, SubwordTokenizer, WordTokenizer
+from annotated.data.tokenizers import (
+    BEGIN,
+    END,
+    PAD,
+    SPECIAL_PIECES,
+    UNKNOWN,
+    SubwordTokenizer,
+    WordTokenizer,
+    library_tokenizer,
+)
 from annotated.files import whole_folder, write_json
 from annotated.model.transformer import Transformer, TransformerConfig
 from annotated.training.checkpoints import Checkpoint
@@ -192,7 +200,7 @@ def _subword_form(tokenizer, names):
     from tokenizers import decoders, normalizers
 
     pieces = [*names, *tokenizer.vocabulary]
-    form = data_tokenizers.library_tokenizer(tokenizer.model, pieces, tokenizer.merges)
+    form = library_tokenizer(tokenizer.model, pieces, tokenizer.merges)
     form.normalizer = normalizers.Prepend(" ")  # a first word looks like any other
     prefix = json.loads(form.to_str())["model"].get("continuing_subword_prefix")  # of WordPiece
     unmark = [decoders.Replace(prefix, "")] if prefix else []
@@ -210,7 +218,7 @@ def library_form(tokenizer):
     from tokenizers import AddedToken, processors
 
     subwords, names = isinstance(tokenizer, SubwordTokenizer), []
-    for name in data_tokenizers.SPECIAL_PIECES:
+    for name in SPECIAL_PIECES:
         while name in (tokenizer.vocabulary if subwords else tokenizer.words):
             name = f"⟨{name}⟩"
         names.append(name)
@@ -239,7 +247,7 @@ def book_tokenizer(folder):
     languages = _read_fields(folder, "tokenizer_config.json")
     try:
         model = form["model"]
-        pieces = sorted(model["vocab"], key=model["vocab"].get)[len(data_tokenizers.SPECIAL_PIECES):]
+        pieces = sorted(model["vocab"], key=model["vocab"].get)[len(SPECIAL_PIECES):]
         if model["type"] == "WordLevel":
             tokenizer = WordTokenizer(pieces, (languages["source_lang"], languages["target_lang"]))
         else:
@@ -287,7 +295,7 @@ print(tokenizer.batch_decode(model.generate(**batch, num_beams=1), skip_special_
 
 The decoder begins with token {begin}, which is not padding as in other Marian models. There are
 positions for {length} tokens a side. For CTranslate2 use
-`annotated.interop.hugging_face.export_to_ctranslate2`: that engine's own converter takes another start for
+`annotated export --ctranslate2`: that engine's own converter takes another start for
 granted.{caution}
 """
 
