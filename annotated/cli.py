@@ -418,7 +418,7 @@ def _export(arguments):
     """Make folders for Hugging Face and CTranslate2."""
     options = _read(Export, "export", arguments)
     from annotated import files, results
-    from annotated.interop import hugging_face
+    from annotated.interop import ctranslate2, hugging_face
     from annotated.training import checkpoints
 
     if options.back:
@@ -437,11 +437,11 @@ def _export(arguments):
     hugging_face.export_to_hugging_face(saved.model, saved.tokenizer, options.out, **languages,
                                       data=corpus, **scores)
     if options.ctranslate2:
-        hugging_face.export_to_ctranslate2(options.out, options.ctranslate2, options.quantization)
+        ctranslate2.export_to_ctranslate2(options.out, options.ctranslate2, options.quantization)
     if not sentences:
         return 0
     facts = {"command": _line("export", arguments), "trained on": corpus,
-             "sentences of": str(options.check), **hugging_face.compare_export(
+             "sentences of": str(options.check), **ctranslate2.compare_export(
                  saved, options.out, sentences, options.ctranslate2, options.quantization)}
     if options.report:
         files.write_json(options.report, facts | results.provenance())

@@ -333,7 +333,7 @@ def test_translate_gives_one_line_for_each_line(folder, tmp_path, monkeypatch, c
 
 def test_translate_passes_beam_and_alpha_on(folder, model, monkeypatch, capsysbinary):
     seen = []
-    monkeypatch.setattr(search, "beam_search", lambda *given: seen.append(given[2:]) or beam_search(*given))
+    monkeypatch.setattr(search, "beam_search", lambda *given, **steps: seen.append(given[2:]) or beam_search(*given, **steps))
     for options in ([], ["--beam", "3"], ["--beam", "3", "--alpha", "2"]):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a cat .\n")))
         main(["translate", "--model", folder, *options])
@@ -383,6 +383,7 @@ LINES = ["the dog sees a cat .", "", "a cat .", "the cat sleeps .", "   ", "a a 
 def test_the_command_line_translates_with_the_engine_that_is_named(folder, engine, precision, beam, tmp_path, monkeypatch, capsysbinary):
     monkeypatch.setenv("ANNOTATED_DATA", str(tmp_path))  # where what CTranslate2 reads is kept
     saved = load_checkpoint(folder)
+    prepare.prepare(saved.model)
     wanted = make_engine(engine or "torch", saved, precision or "fp32")
     assert wanted.name == (engine or "torch")
     expected = translate(LINES, saved.model, WORDS, beam=beam, engine=wanted)
@@ -401,7 +402,7 @@ def test_the_commands_are_quick_and_their_modules_plain(module):
 
 def test_training_from_the_terminal_is_that_of_a_prepared_model(tmp_path, monkeypatch):
     seen, real = [], loop.train
-    monkeypatch.setattr(loop, "train", lambda model, *given: seen.append((model, given[-1])) or real(model, *given))
+    monkeypatch.setattr(loop, "train", lambda model, *given: seen.append((model, given[-2])) or real(model, *given))
     main(["train", str(write_corpus(tmp_path / "own")), "--out", str(tmp_path / "model"), *SMALL])
     (model, loss), = seen
     assert loss is ChunkedLoss and any(isinstance(part, prepare.PreparedPart) for part in model.modules())

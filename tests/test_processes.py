@@ -59,7 +59,7 @@ with process_group("cpu", timeout):
 '''
 WORKER = LONG_RUN + '''
 import copy, json, math
-from annotated.training.loop import loop
+from annotated.training import loop
 import numpy as np
 from annotated.training.loader import BatchLoader
 from annotated.training.label_smoothing import LabelSmoothingLoss
@@ -141,7 +141,7 @@ APART = LONG_RUN + '''
 import json
 torch.set_num_threads(1)
 with process_group("cpu", 60):
-    from annotated.training.loop import checkpoints
+    from annotated.training import checkpoints
     read, real = [], checkpoints.load_progress
     checkpoints.load_progress = lambda *given: read.append(1) or real(*given)
     log = long_run(Path(sys.argv[1]) if ranks()[0] == 0 else Path(sys.argv[1] + "-elsewhere"))

@@ -21,7 +21,8 @@ import torch
 from annotated import files
 from annotated.data.tokenizers import BEGIN, END
 from annotated.fast.c_engine import c_steps
-from annotated.interop import hugging_face
+from annotated.interop.ctranslate2 import export_to_ctranslate2, translate_ids
+from annotated.interop.hugging_face import export_to_hugging_face, library_form
 from annotated.training.loop import evaluating
 from annotated.translation.search import IncrementalDecoder, search
 
@@ -77,8 +78,8 @@ def _converted(saved, precision):
     if not folder.exists():
         with tempfile.TemporaryDirectory() as temporary:
             exported = Path(temporary) / "hugging_face"
-            hugging_face.export_to_hugging_face(saved.model, saved.tokenizer, exported)
-            hugging_face.export_to_ctranslate2(exported, folder, _QUANTIZATION[precision])
+            export_to_hugging_face(saved.model, saved.tokenizer, exported)
+            export_to_ctranslate2(exported, folder, _QUANTIZATION[precision])
     return folder
 
 
@@ -90,12 +91,12 @@ def _ctranslate2_engine(saved, precision):
     device = next(saved.model.parameters()).device.type
     translator = Translator(str(folder), device, inter_threads=torch.get_num_threads(),
                             intra_threads=1)
-    form = hugging_face.library_form(saved.tokenizer)
+    form = library_form(saved.tokenizer)
     pieces = lambda ids: [form.id_to_token(index) for index in ids]  # noqa: E731
 
     def found(sources, beam, alpha, extra=50):
         limits = [len(row) + extra for row in sources]
-        rows = hugging_face.translate_ids(translator, form, sources, max(limits), beam, alpha)
+        rows = translate_ids(translator, form, sources, max(limits), beam, alpha)
         return [row[:limit] for row, limit in zip(rows, limits, strict=True)]
 
     def score(source, target):

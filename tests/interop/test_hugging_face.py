@@ -1,20 +1,18 @@
 """Exports compute what the model computes, in two other libraries; they come back to the bit; what cannot leave is named."""
 
-import functools
 import json
 import os
-import sys
 
 import pytest
 import torch
 import yaml
-from helpers import PAIRS, examples, random_model, run_python
+from helpers import examples, run_python
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 import transformers  # noqa: E402
+from small_exports import BPE, SIZE, TOKENIZERS, WORDPIECE, WORDS, copy_of, model_that_writes, random_batch, small_model  # noqa: E402
 from transformers import AutoTokenizer, MarianMTModel  # noqa: E402
 
 from annotated.data.batches import pad  # noqa: E402
@@ -24,8 +22,6 @@ from annotated.interop import hugging_face as module  # noqa: E402
 from annotated.interop.hugging_face import (  # noqa: E402
     book_config,
     book_tokenizer,
-    check_export,
-    export_to_ctranslate2,
     export_to_hugging_face,
     from_marian,
     halves,
@@ -35,7 +31,6 @@ from annotated.interop.hugging_face import (  # noqa: E402
     marian_names,
     model_card,
     to_marian,
-    translate_ids,
 )
 from annotated.model.transformer import TransformerConfig  # noqa: E402
 from annotated.translation.search import greedy_decode  # noqa: E402
@@ -43,61 +38,17 @@ from annotated.translation.search import greedy_decode  # noqa: E402
 transformers.logging.disable_progress_bar()
 transformers.logging.set_verbosity_error()
 
-WORDS = WordTokenizer.fit(PAIRS)
-BPE = SubwordTokenizer.fit(PAIRS, 300)
-WORDPIECE = SubwordTokenizer.fit(PAIRS, 560, "wordpiece")
-SIZE = len(BPE)
-TOKENIZERS = {"words": WORDS, "bpe": BPE, "wordpiece": WORDPIECE}
 FILES = ["README.md", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
 
 
-def small_model(seed=0, vocab_size=SIZE, dtype=torch.float32, **changes):
-    """A random model whose norms and biases are random as well: freshly made ones would hide a wrong place."""
-    model = random_model(vocab_size, seed, **{"N": 2, "d_ff": 20, "dropout": 0.1, **changes})
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(torch.randn_like(weight) * (0.5 if weight.dim() == 1 else 0.2))
-    return model.to(dtype).eval()
 
 
-def random_batch(vocab_size, lengths, seed=0):
-    """Ids without special ones, one row of each length with END behind it."""
-    draw = torch.Generator().manual_seed(seed)
-    return [[*torch.randint(4, vocab_size, (length,), generator=draw).tolist(), END] for length in lengths]
 
 
-@functools.cache
-def model_that_writes(words, spare=0):
-    """A model that has learned a few sentences by heart: a random one says the same word again and again."""
-    model = small_model(0, words + spare, N=1).train()
-    source = pad(random_batch(words, (8, 2, 14, 13, 1)))
-    target = pad([[BEGIN, *row] for row in random_batch(words, (6, 12, 9, 3, 7), seed=1)])
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
-    for _ in range(80):
-        logits = model(source, target[:, :-1])
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), target[:, 1:].flatten(), ignore_index=PAD)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    with torch.no_grad():  # padding would come first, were it not forbidden
-        model.embedding.weight[PAD] = 3 * model.embedding.weight[greedy_decode(model, source)[0][0]]
-    return model.eval()
 
 
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("exported") / "bpe"
-    export_to_hugging_face(small_model(), BPE, folder, data="two sentences", metric="BLEU 12.3 on two sentences", signature="a|b:c")
-    return folder
 
 
-def copy_of(folder, tmp_path):
-    """A copy to be spoilt."""
-    copy = tmp_path / "copy"
-    copy.mkdir()
-    for path in folder.iterdir():
-        (copy / path.name).write_bytes(path.read_bytes())
-    return copy
 
 
 def change_json(path, **changes):
@@ -173,53 +124,12 @@ def test_decoder_begins_with_begin(exported):
 # -- CTranslate2
 
 
-@pytest.mark.parametrize("kind, spare", [("bpe", 0), ("bpe", 3), ("words", 0), ("wordpiece", 1)])
-def test_ctranslate2_writes_the_same(tmp_path, kind, spare):
-    ctranslate2 = pytest.importorskip("ctranslate2")
-    tokenizer = TOKENIZERS[kind]
-    model = model_that_writes(len(tokenizer), spare)
-    export_to_hugging_face(model, tokenizer, tmp_path / "hf")
-    export_to_ctranslate2(tmp_path / "hf", tmp_path / "ct2")
-    translator = ctranslate2.Translator(str(tmp_path / "ct2"))
-    rows = random_batch(len(tokenizer), (8, 2, 14, 13, 1))
-    limit = 25
-    fast = translate_ids(translator, library_form(tokenizer), rows, limit)
-    ours = [greedy_decode(model, torch.tensor([row]), extra=limit - len(row))[0] for row in rows]
-    assert [row[:limit] for row in fast] == ours
-    assert max(len(set(row)) for row in ours) > 3, "a model that says one word would agree too easily"
-    assert model(torch.tensor([rows[0]]), torch.tensor([[BEGIN]])).argmax() == PAD, "nothing was forbidden"
-    for name in ("tokenizer.json", "tokenizer_config.json", "README.md"):
-        assert (tmp_path / "ct2" / name).read_bytes() == (tmp_path / "hf" / name).read_bytes()
 
 
-def test_ctranslate2_folder_is_whole_or_not_there(tmp_path, exported, monkeypatch):
-    pytest.importorskip("ctranslate2")
-    broken = copy_of(exported, tmp_path)
-    (broken / "README.md").unlink()
-    with pytest.raises(FileNotFoundError):  # after the conversion itself
-        export_to_ctranslate2(broken, tmp_path / "ct2")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["copy"]
-    (tmp_path / "there").mkdir()
-    with pytest.raises(FileExistsError, match="there exists already"):
-        export_to_ctranslate2(exported, tmp_path / "there")
-    assert not list((tmp_path / "there").iterdir())
 
 
-def test_quantised_folder_is_smaller(tmp_path, exported):
-    ctranslate2 = pytest.importorskip("ctranslate2")
-    export_to_ctranslate2(exported, tmp_path / "full")
-    export_to_ctranslate2(exported, tmp_path / "int8", quantization="int8")
-    assert (tmp_path / "int8" / "model.bin").stat().st_size < 0.7 * (tmp_path / "full" / "model.bin").stat().st_size
-    assert ctranslate2.Translator(str(tmp_path / "int8")).compute_type.startswith("int8")
 
 
-def test_missing_package_is_named(tmp_path, exported, monkeypatch):
-    monkeypatch.setitem(sys.modules, "ctranslate2", None)
-    for name in [name for name in sys.modules if name.startswith("ctranslate2.")]:
-        monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ImportError, match=r"pip install 'annotated\[production\]'"):
-        export_to_ctranslate2(exported, tmp_path / "ct2")
-    assert not (tmp_path / "ct2").exists()
 
 
 # -- there and back
@@ -506,26 +416,10 @@ def test_the_code_on_the_card_runs(tmp_path, exported):
 # -- the check, and the command line
 
 
-def test_check_finds_nothing_in_a_good_export(exported):
-    result = check_export(small_model(), BPE, exported, ["a dog", "the dog sees a cat", "ein Käse"])
-    # float32: logits up to 3 on two ways of a few hundred roundings each, 2^-24 of a logit.
-    assert result["largest difference of a logit"] < 1e-4 and result["weights come back to the bit"]
-    assert [result[name] for name in ("sentences", "same ids of the source", "same greedy output", "same text")] == [3] * 4
-    assert "same greedy output of CTranslate2" not in result
 
 
-def test_check_finds_a_fault(tmp_path, exported):
-    folder = copy_of(exported, tmp_path)
-    weights = load_file(folder / "model.safetensors")
-    name = "model.decoder.layers.0.fc2.weight"
-    save_file({**weights, name: weights[name].flip(0).contiguous()}, folder / "model.safetensors", metadata={"format": "pt"})
-    result = check_export(small_model(), BPE, folder, ["a dog", "the dog sees a cat"])
-    assert result["largest difference of a logit"] > 1e-2 and not result["weights come back to the bit"]
 
 
-def test_check_names_a_sentence_that_is_too_long(exported):
-    with pytest.raises(ValueError, match="sentence 2 has .* tokens: with 512 positions there is room for 461"):
-        check_export(small_model(), BPE, exported, ["a dog", "a dog " * 300])
 
 
 def test_importing_the_module_needs_neither_library():
