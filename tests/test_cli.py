@@ -29,7 +29,7 @@ from annotated.data.toy_language import generate_corpus
 from annotated.fast import prepare
 from annotated.fast.chunked_loss import ChunkedLoss
 from annotated.fast.engines import make_engine
-from annotated.interop import hugging_face
+from annotated.interop import ctranslate2, hugging_face
 from annotated.model.transformer import TransformerConfig
 from annotated.results import provenance, read_json
 from annotated.training import checkpoints, distributed, loop
@@ -576,8 +576,8 @@ def test_export_fails_where_the_export_differs(checkpoint, capsys, monkeypatch):
 def test_export_passes_only_if_everything_agrees(checkpoint, capsys, monkeypatch, name, value):
     found = {"largest difference of a logit": 2e-5, "weights come back to the bit": True, "same greedy output": 3,
              "same greedy output of CTranslate2": 3}
-    monkeypatch.setattr(hugging_face, "check_export", lambda *arguments: {**found, **({name: value} if name else {})})
-    monkeypatch.setattr(hugging_face, "export_to_ctranslate2", lambda *arguments: None)
+    monkeypatch.setattr(ctranslate2, "check_export", lambda *arguments: {**found, **({name: value} if name else {})})
+    monkeypatch.setattr(ctranslate2, "export_to_ctranslate2", lambda *arguments: None)
     arguments = [str(checkpoint / "checkpoint"), "--out", str(checkpoint / "hf"), "--ctranslate2", str(checkpoint / "ct2"),
                  "--check", str(checkpoint / "lines.txt")]
     assert main(["export", *arguments]) == (0 if name is None else 1)
