@@ -1,4 +1,4 @@
 """Out into other libraries: Hugging Face and CTranslate2.
 
-`hugging_face`
+`hugging_face`, `ctranslate2`
 """
