@@ -151,12 +151,21 @@ def extent(runs):
     return f"{count} run{'s' * (count > 1)} on {kind} kind{'s' * (kind > 1)} of machine"
 
 
+def of_code(runs):
+    """Which code was measured; a warning where no run had the step in C as an engine of its own."""
+    revisions = ", ".join(dict.fromkeys(f"`{run['revision'][:7]}`" for run in runs))
+    systems = {row["system"] for run in runs for cell in run["cells"] for row in cell["entrants"]}
+    earlier = "" if "annotated, C" in systems else "; that code had C in training and by default in writing, today's has not been measured"
+    return f"at {revisions}{earlier}"
+
+
 def row_of_readme(runs):
     """The row of README.md on speed."""
     train = [f"{kind} {quote(runs, 'train, base', kind)}" for kind in ("bf16", "fp32")]
     write = [f"{size}, {words} {quote(runs, f'greedy, {size}, batch {batch}')}" for size in ("base", "tiny")
              for batch, words in ((1, "one sentence"), (32, "32 sentences"))]
-    return (f"| speed beside the quickest peer of each task, worst / median of {extent(runs)} | training, base: {'; '.join(train)}. "
+    return (f"| speed beside the quickest peer of each task, worst / median of {extent(runs)}, {of_code(runs)} "
+            f"| training, base: {'; '.join(train)}. "
             f"Greedy decoding: {'; '.join(write)} |")
 
 
@@ -172,5 +181,5 @@ def row_of_results(runs):
     load = f"{sum(run['disturbed'] for run in runs)} under load"
     return ("| speed beside the quickest of `torch.nn.Transformer`, MarianMT, x-transformers, JoeyNMT and CTranslate2 in each task, "
             f"each in its best setting, random text, worst / median of all stored runs | {'; '.join(parts)} "
-            f"| `make bench`, {extent(runs)}, {load}; "
+            f"| `make bench`, {extent(runs)}, {of_code(runs)}, {load}; "
             f"{whole} of {measured} aims reached in every run; [a file for each run](./bench), page 24 |")
