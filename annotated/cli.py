@@ -177,9 +177,10 @@ def train_options(arguments):
                              lambda options: "toy" if options.corpus == "toy" else "small")
 
 
-def _train(arguments, build=None, loss=None):
+def _train(arguments, build=None, loss=None, builder=None):
     """Train a Transformer on a corpus and save it."""
-    # build, loss: as for train_on, in place of the prepared model and the loss in chunks
+    # build, loss: as for train_on, in place of the prepared model and the loss in chunks; builder:
+    # the name of what builds the saved model, if its configuration does not
     from annotated import results
     from annotated.fast import chunked_loss
     from annotated.fast import prepare as fast_prepare
@@ -204,8 +205,9 @@ def _train(arguments, build=None, loss=None):
                 _reporter(options.tensorboard if first else None),
                 lambda config: _build(config, build, options.attention_gain), loss)
     if first:  # the others need not wait while this one averages
-        _save_trained(options, model, tokenizer, corpus, training=asdict(options.training),
-                      attention_gain=options.attention_gain, seconds=seconds(), log=log)
+        facts = {"training": asdict(options.training), "attention_gain": options.attention_gain,
+                 "seconds": seconds(), "log": log}
+        _save_trained(options, model, tokenizer, corpus, build=builder, **facts)
         print(f"{log[-1]['step']} steps in {seconds()['wall']:.0f} s; validation perplexity "
               f"{log[-1]['valid_perplexity']:.2f}; saved in {options.out}")
 

@@ -14,6 +14,7 @@ import torch
 from annotated.cli import COMMANDS
 from annotated.fast import prepare
 from annotated.model.transformer import Transformer
+from annotated.training.checkpoints import PLAIN
 from annotated.training.label_smoothing import LabelSmoothingLoss
 
 
@@ -62,7 +63,8 @@ def build(config):
 
 
 def main(alpha, arguments):
-    COMMANDS["train"](arguments, build, partial(RDropLoss, alpha=alpha, compile=shutil.which("g++") is not None))
+    loss = partial(RDropLoss, alpha=alpha, compile=shutil.which("g++") is not None)
+    COMMANDS["train"](arguments, build, loss, PLAIN)  # read once, it is the plain model
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from annotated.data.tokenizers import (
 )
 from annotated.files import whole_folder, write_json
 from annotated.model.transformer import Transformer, TransformerConfig
-from annotated.training.checkpoints import Checkpoint
+from annotated.training.checkpoints import Checkpoint, foreign_part
 
 # %% ../../notebooks/25_hugging_face.ipynb #a48a59ba
 def halves(d_model) -> Int[Tensor, "d_model"]:
@@ -321,6 +321,9 @@ def _check_parts(model, tokenizer):
     if not isinstance(model, Transformer):
         raise TypeError(f"model is a {type(model).__name__}: give the Transformer itself "
                         "(model.module of a distributed one)")
+    if path := foreign_part(model):
+        raise ValueError(f"{path} is not what the configuration builds, and a Marian model has no "
+                         "such part: only a plain model can leave")
     if not isinstance(tokenizer, (WordTokenizer, SubwordTokenizer)):
         raise TypeError(f"tokenizer is a {type(tokenizer).__name__}: "
                         "give the WordTokenizer or SubwordTokenizer of the model")

@@ -40,12 +40,36 @@ class Checkpoint:
     tokenizer: object
     info: dict
 
+# %% ../../notebooks/16_checkpoints.ipynb #build002
+PLAIN = "annotated.model.transformer:Transformer"  # the builder of models that name none
+
+
+def foreign_part(model):
+    """The path of the first part or weight that the model's configuration would not build, or None.
+
+    A prepared part counts as the plain one that it replaces.
+    """
+    with torch.device("meta"):
+        plain = Transformer(model.config)
+    kinds = ({path: type(getattr(part, "plain", part)) for path, part in one.named_modules()}
+             for one in (model, plain))
+    shapes = ({name: weight.shape for name, weight in one.state_dict().items()}
+              for one in (model, plain))
+    for ours, theirs in (kinds, shapes):
+        for path in ours | theirs:
+            if ours.get(path) != theirs.get(path):
+                return path or "the model itself"
+    return None
+
 # %% ../../notebooks/16_checkpoints.ipynb #00dba773
-def _check_savable(model, tokenizer, facts):
+def _check_savable(model, tokenizer, facts, builder=None):
     """Raise a TypeError or a ValueError that names what a checkpoint cannot hold."""
     if not isinstance(model, Transformer):
         mend = "give the Transformer itself (model.module of a distributed one)"
         raise TypeError(f"model is a {type(model).__name__}: {mend}")
+    if builder is None and (path := foreign_part(model)):
+        mend = "name what builds it, build='module:function', and load it with that function"
+        raise ValueError(f"{path} is not what the configuration builds: {mend}")
     if tokenizer is not None and not isinstance(tokenizer, Tokenizer):
         mend = "give a WordTokenizer, a SubwordTokenizer or None"
         raise TypeError(f"tokenizer is a {type(tokenizer).__name__}: {mend}")
@@ -62,7 +86,7 @@ def _check_savable(model, tokenizer, facts):
             raise TypeError(f"{got}: {mend}") from None
 
 # %% ../../notebooks/16_checkpoints.ipynb #6ade49bc
-def checkpoint_contents(model, tokenizer=None, optimizer=None, progress=None, **info):
+def checkpoint_contents(model, tokenizer=None, optimizer=None, progress=None, build=None, **info):
     """{file name: what will stand in it}, in copies that further training leaves as they are.
 
     Arguments and errors as of `save_checkpoint`.
@@ -70,7 +94,10 @@ def checkpoint_contents(model, tokenizer=None, optimizer=None, progress=None, **
     if (optimizer is None) != (progress is None):
         raise TypeError("only one of optimizer and progress: a run goes on with both, "
                         "give the other")
-    _check_savable(model, tokenizer, {**info, "progress": progress})
+    if build is None and optimizer is not None and foreign_part(model):
+        build = "the builder of the run"  # which a run that goes on has
+    _check_savable(model, tokenizer, {**info, "progress": progress}, build)
+    info |= {"build": build} if build not in (None, PLAIN) else {}
     tensors, contents = {WEIGHTS: model.state_dict()}, {CONFIG: asdict(model.config), INFO: info}
     if tokenizer is not None:
         contents[TOKENIZER] = tokenizer
@@ -99,15 +126,19 @@ def write_checkpoint(folder, contents):
         write_json(part / MANIFEST, {"format": 1, "files": digests})
 
 # %% ../../notebooks/16_checkpoints.ipynb #2b0819b3
-def save_checkpoint(folder, model, tokenizer=None, *, optimizer=None, progress=None, **info):
+def save_checkpoint(folder, model, tokenizer=None, *, optimizer=None, progress=None, build=None,
+                    **info):
     """Save weights, configuration, tokenizer and the JSON facts `info` in a new folder.
 
     With an `optimizer` it is a training checkpoint: the optimiser's state and the dict `progress`
-    go in as well, for `load_progress`. Raises FileExistsError for a folder that exists, TypeError
-    for a model, tokenizer or fact that cannot be saved and for only one of `optimizer` and
-    `progress`, ValueError for a tokenizer that has more pieces than the model knows.
+    go in as well, for `load_progress`. build: for a model that its configuration would not build,
+    the name "module:function" of what builds it. Raises FileExistsError for a folder that exists,
+    TypeError for a model, tokenizer or fact that cannot be saved and for only one of `optimizer`
+    and `progress`, ValueError for a tokenizer that has more pieces than the model knows, and for a
+    model with a part that its configuration would not build, unless `build` is named.
     """
-    write_checkpoint(folder, checkpoint_contents(model, tokenizer, optimizer, progress, **info))
+    contents = checkpoint_contents(model, tokenizer, optimizer, progress, build, **info)
+    write_checkpoint(folder, contents)
 
 # %% ../../notebooks/16_checkpoints.ipynb #22647c76
 def _damaged(folder, name, why):
@@ -171,18 +202,22 @@ def _read_weights(folder):
         raise _damaged(folder, WEIGHTS, f"not a safetensors file ({error})") from None
 
 # %% ../../notebooks/16_checkpoints.ipynb #9c4ddf67
-def load_checkpoint(folder, device="cpu"):
+def load_checkpoint(folder, device="cpu", build=None):
     """Load what `save_checkpoint` wrote: a `Checkpoint` with its model in eval mode on `device`.
 
-    Weights keep their precision; but float16, which halves a file, becomes fp32. Raises
-    FileNotFoundError for what is missing, ValueError for what is damaged or foreign; both name
-    folder and file.
+    build: a function of the configuration, for a model that it would not build by itself. Weights
+    keep their precision; but float16, which halves a file, becomes fp32. Raises FileNotFoundError
+    for what is missing, ValueError for what is damaged or foreign, and without the `build` that a
+    checkpoint names; all name folder and file.
     """
     folder = Path(folder)
     files = check_folder(folder)
-    config, weights = _read_weights(folder)
+    (config, weights), info = _read_weights(folder), _read_json(folder, INFO)
+    if build is None and "build" in info:
+        raise ValueError(f"checkpoint {folder}, file {INFO}: the model was built by "
+                         f"{info['build']}; give that function as build=")
     with torch.random.fork_rng(devices=[]):
-        model = Transformer(config)
+        model = (build or Transformer)(config)
     try:
         model.load_state_dict({name: tensor.float() if tensor.dtype == torch.float16 else
                                tensor.clone() for name, tensor in weights.items()}, assign=True)
@@ -197,7 +232,7 @@ def load_checkpoint(folder, device="cpu"):
             tokenizer = load_tokenizer(folder / TOKENIZER)
         except ValueError as error:
             raise _damaged(folder, TOKENIZER, f"not a tokenizer ({error})") from None
-    return Checkpoint(model.to(device).eval(), tokenizer, _read_json(folder, INFO))
+    return Checkpoint(model.to(device).eval(), tokenizer, info)
 
 # %% ../../notebooks/16_checkpoints.ipynb #bff71e60
 def first_difference(before, now):

@@ -225,7 +225,7 @@ def train(model, train_pairs, valid_pairs, config, show_progress=True, run_folde
     and valid_perplexity (neither); rate; tokens (real ones, so far); gradient_norm (unclipped, a
     mean since the last row); skipped (steps whose gradients were not finite). run_folder: for the
     log and checkpoints, with the `tokenizer`; the run goes on from the newest, and SIGTERM ends it
-    with status 75. report: gets each row, with the speed; callbacks: more `Callback`s. Sets the
+    with status 75. report: gets each row, with the speed; callbacks: more of them. Sets the
     global seed. All ranks call this. ValueError for pairs that do not fit, a loss that runs away,
     a folder of another run, ranks that differ; MemoryError for a batch that is too large.
     """

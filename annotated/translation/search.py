@@ -375,12 +375,13 @@ class Translator(Checkpoint):
         save_checkpoint(folder, self.model, self.tokenizer, **self.info)
 
 
-def load(folder, device="cpu"):
+def load(folder, device="cpu", build=None):
     """The `Translator` in a folder that `annotated train` or `Translator.save` wrote.
 
-    Raises what `load_checkpoint` raises, and ValueError for a folder without a tokenizer.
+    build: as for `load_checkpoint`. Raises what that raises, and ValueError for a folder without a
+    tokenizer.
     """
-    saved = load_checkpoint(folder, device)
+    saved = load_checkpoint(folder, device, build)
     if saved.tokenizer is None:
         raise ValueError(f"{folder} has no tokenizer to translate with: use load_checkpoint")
     return Translator(**vars(saved))
