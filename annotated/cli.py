@@ -205,9 +205,8 @@ def _train(arguments, build=None, loss=None, builder=None):
                 _reporter(options.tensorboard if first else None),
                 lambda config: _build(config, build, options.attention_gain), loss)
     if first:  # the others need not wait while this one averages
-        facts = {"training": asdict(options.training), "attention_gain": options.attention_gain,
-                 "seconds": seconds(), "log": log}
-        _save_trained(options, model, tokenizer, corpus, build=builder, **facts)
+        _save_trained(options, model, tokenizer, corpus, build=builder, seconds=seconds(), log=log,
+                      training=asdict(options.training), attention_gain=options.attention_gain)
         print(f"{log[-1]['step']} steps in {seconds()['wall']:.0f} s; validation perplexity "
               f"{log[-1]['valid_perplexity']:.2f}; saved in {options.out}")
 
@@ -232,8 +231,8 @@ def _loaded(folder, device="cpu"):
     """The checkpoint in a folder, or the book's own for None; ValueError if it cannot translate."""
     from annotated.training import checkpoints
 
-    own = folder is None
-    saved = checkpoints.book_model() if own else checkpoints.load_checkpoint(folder, device)
+    load = checkpoints.load_checkpoint
+    saved = checkpoints.book_model() if folder is None else load(folder, device)
     if saved.tokenizer is None or "source_language" not in saved.info:
         raise ValueError(f"{folder} holds no tokenizer, or does not name its source_language: "
                          "give a folder that `annotated train` has saved")

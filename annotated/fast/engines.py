@@ -96,6 +96,8 @@ def _ctranslate2_engine(saved, precision):
 
     def found(sources, beam, alpha, extra=50):
         limits = [len(row) + extra for row in sources]
+        if max(limits) > saved.model.config.max_length:  # its table of positions ends there
+            return search(saved.model, sources, beam, alpha)
         rows = translate_ids(translator, form, sources, max(limits), beam, alpha)
         return [row[:limit] for row, limit in zip(rows, limits, strict=True)]
 

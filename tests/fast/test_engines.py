@@ -64,6 +64,11 @@ def test_what_ctranslate2_reads_is_made_once_and_anew_for_other_weights(saved, t
     assert len(list((tmp_path / "engines").iterdir())) == 2
 
 
+def test_a_sentence_beyond_the_table_of_positions_is_not_cut(saved):
+    long = [[*range(4, 10)] * 100 + [END]]
+    assert len(long[0]) > saved.model.config.max_length and make_engine("ctranslate2", saved)(long) == search(saved.model, long)
+
+
 @pytest.mark.parametrize("name, precision, message", [("onnx", "fp32", "engine 'onnx' is unknown: give one of torch, c, ctranslate2"),
                                                       ("c", "fp8", "precision 'fp8' is unknown")])
 def test_unknown_names_are_refused(saved, name, precision, message):
