@@ -1,12 +1,12 @@
-"""Attention Is All You Need as a library. Each module is exported from the page of the book that has its name.
+"""Attention Is All You Need as a library; each module is exported from the page of its name.
 
 model        the model as the paper prints it; it needs torch and jaxtyping alone.
-data         sentences: the toy language, corpora, their downloads, tokenizers, batches, ids on disk.
-training     learning: loss, schedule, the loop and what goes around it, checkpoints, several processes.
+data         the toy language, corpora, downloads, tokenizers, batches, ids on disk.
+training     loss, schedule, the loop and what goes around it, checkpoints, several processes.
 translation  translating: kept keys and values, search, scores, alignments.
 paper        the paper's experiments: the layers of Table 1, Table 3, constituency parsing.
 interop      out into other libraries: Hugging Face and CTranslate2.
-fast         the same numbers, faster: prepared parts, the loss in chunks, engines that one asks for.
+fast         the same numbers, faster: prepared parts, the loss in chunks, engines.
 charts       pictures: colours and style, attention, curves, files.
 
 What stands in `__all__` can be had from here, and is loaded when it is asked for.
@@ -14,7 +14,7 @@ What stands in `__all__` can be had from here, and is loaded when it is asked fo
 
 from importlib import import_module
 
-TYPE_CHECKING = False  # to type checkers it is true; `typing` would be half of what importing this costs
+TYPE_CHECKING = False  # true for type checkers; to import `typing` would take as long as all else
 if TYPE_CHECKING:
     from annotated.model.attention import (
         scaled_dot_product_attention as scaled_dot_product_attention,
