@@ -12,6 +12,7 @@ charts       pictures: colours and style, attention, curves, files.
 What stands in `__all__` can be had from here, and is loaded when it is asked for.
 """
 
+import sys
 from importlib import import_module
 
 TYPE_CHECKING = False  # true for type checkers; to import `typing` would take as long as all else
@@ -91,12 +92,21 @@ _HOMES = {
 __all__ = list(_HOMES)
 
 
-def __getattr__(name):
-    if name not in _HOMES:
-        raise AttributeError(f"module 'annotated' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f"annotated.{_HOMES[name]}"), name)
-    return value
+
+def lazy(package, homes):
+    """(`__getattr__`, `__dir__`) of a package whose names are loaded when they are asked for.
+
+    homes: {name: module of the package that defines it}.
+    """
+    space = sys.modules[package].__dict__
+
+    def load(name):
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        space[name] = getattr(import_module(f"{package}.{homes[name]}"), name)
+        return space[name]
+
+    return load, lambda: sorted({*space, *homes})
 
 
-def __dir__():
-    return sorted({*globals(), *_HOMES})
+__getattr__, __dir__ = lazy(__name__, _HOMES)

@@ -226,7 +226,7 @@ class Translate:
     precision: Literal["fp32", "bf16", "int8"] = "fp32"  # of the matrix products; int8 not in torch
     device: str = "auto"  # cpu, cuda, cuda:1, mps …; auto: the first there is of cuda, mps, cpu
 
-
+# %% ../notebooks/96_cli.ipynb #79733bf6
 def _loaded(folder, device="cpu"):
     """The checkpoint in a folder, or the book's own for None; ValueError if it cannot translate."""
     from annotated.training import checkpoints

@@ -197,8 +197,8 @@ def checkout_data():
     return CHECKOUT / "data" if there else None
 
 # %% ../notebooks/80_files.ipynb #a1e7aa09
-def _cache():
-    """The package's folder in the user's cache; without a home a place that nothing can be in."""
+def cache_folder():
+    """The package's folder in the user's cache; without a home a path that cannot exist."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "annotated"
     except RuntimeError:  # not the temporary folder: libraries are loaded from here
@@ -214,7 +214,7 @@ def data_root(root=None):
         return Path(root).expanduser()
     if os.environ.get("ANNOTATED_DATA"):
         return Path(os.environ["ANNOTATED_DATA"]).expanduser()
-    return checkout_data() or _cache()
+    return checkout_data() or cache_folder()
 
 # %% ../notebooks/80_files.ipynb #febf323d
 def find_file(folder, stem):

@@ -3,7 +3,7 @@
 `theme`, `attention`, `curves`, `export`. All their public names can be had from here.
 """
 
-from importlib import import_module
+from annotated import lazy
 
 _HOMES = {
     "COLOURS": "theme", "CYCLE": "theme", "table": "theme", "use_style": "theme",
@@ -17,13 +17,4 @@ _HOMES = {
 }
 __all__ = list(_HOMES)
 
-
-def __getattr__(name):
-    if name not in _HOMES:
-        raise AttributeError(f"module 'annotated.charts' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f"annotated.charts.{_HOMES[name]}"), name)
-    return value
-
-
-def __dir__():
-    return sorted({*globals(), *_HOMES})
+__getattr__, __dir__ = lazy(__name__, _HOMES)

@@ -19,14 +19,12 @@ from pathlib import Path
 
 import torch
 from jaxtyping import Float, Int, Shaped
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from annotated.files import CHECKOUT, checkout_data, whole_file
-from annotated.model.embeddings import TokenEmbedding
-from annotated.model.positional import LearnedPositionalEmbedding, PositionalEncoding
-from annotated.model.stacks import Decoder
+from annotated.files import CHECKOUT, cache_folder, checkout_data, whole_file
 from annotated.model.transformer import Transformer
+from annotated.training.checkpoints import foreign_part
 
 # %% ../../notebooks/90_c_engine.ipynb #2539111d
 # the compiler of a Mac brings no OpenMP: there one thread computes
@@ -68,13 +66,8 @@ def _library_path(precision):
     compiler = shutil.which(os.environ.get("CC", "cc"))
     facts = [c_source(), *_OPTIONS, compiler, platform.system(), platform.machine(), flags]
     name = f"step-{precision}-{sha256(repr(facts).encode()).hexdigest()[:16]}.so"
-    if checkout_data() is not None:
-        return CHECKOUT / "_build" / "machine" / name
-    try:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    except RuntimeError:  # there is no home: a folder in which nothing can be kept
-        folder = Path(os.devnull)
-    return folder / "annotated" / "machine" / name
+    folder = cache_folder() if checkout_data() is None else CHECKOUT / "_build"
+    return folder / "machine" / name
 
 
 @cache
@@ -144,43 +137,11 @@ class _Decoder(ctypes.Structure):
 _SIZES = "N", "d_model", "h", "vocab_size", "norm_first"  # as configured
 
 # %% ../../notebooks/90_c_engine.ipynb #173e0de7
-def _parts(model):
-    """{path: part} of all that a step runs."""
-    return {path: part for path, part in model.named_modules(remove_duplicate=False)
-            if path.split(".")[0] in ("embedding", "target_positions", "decoder")}
+_PARTS = "embedding", "target_positions", "decoder"  # of a model: what a step runs
 
 
-def _signature(part):
-    """What a part and the one that its configuration builds must have in common."""
-    shapes = {name: tuple(x.shape) for name, x in part.named_parameters(recurse=False)}
-    options = {name: getattr(part, name) for name in ("h", "norm_first") if hasattr(part, name)}
-    return type(getattr(part, "plain", part)), shapes, options
-
-
-@cache
-def _expected(config):
-    """{path: signature} of the parts that a configuration builds."""
-    sizes = {name: getattr(config, name) for name in "N d_model h d_ff d_k d_v norm_first".split()}
-    with torch.device("meta"):  # shapes without memory, and without a draw of random numbers
-        decoder = Decoder(**sizes)
-    found = {f"decoder.{path}".rstrip("."): _signature(part)
-             for path, part in decoder.named_modules()}
-    found["embedding"] = TokenEmbedding, {"weight": (config.vocab_size, config.d_model)}, {}
-    found["target_positions.dropout"] = nn.Dropout, {}, {}
-    table = {"table": (config.max_length, config.d_model)}
-    learned, sinusoids = (LearnedPositionalEmbedding, table, {}), (PositionalEncoding, {}, {})
-    return found | {"target_positions": learned if config.positions == "learned" else sinusoids}
-
-
-def _difference(part, expected):
-    """What the C code cannot compute of a part, in words; None if it can compute all."""
-    if part is None or expected is None:
-        return "is missing" if part is None else "is not in the configuration"
-    kind, *details = _signature(part)
-    if kind is not expected[0]:
-        return f"is a {kind.__name__}, not a {expected[0].__name__}"
-    if details != list(expected[1:]):
-        return f"has {details}, not {list(expected[1:])}"
+def _of_its_own(part):
+    """What the C code would pass by of a part of the right class, in words, or None."""
     replaced = [name for name in vars(part) if callable(getattr(type(part), name, None))]
     if replaced or part._forward_hooks or part._forward_pre_hooks:
         return f"has a {replaced[0]} of its own" if replaced else "has a hook"
@@ -194,13 +155,13 @@ def check_supported(model):
     if not isinstance(model, Transformer):
         raise ValueError(f"engine 'c' computes a Transformer, not a {type(model).__name__}: use "
                          "engine 'torch'")
-    expected, parts = _expected(model.config), _parts(model)
-    for path in parts | expected:
-        if difference := _difference(parts.get(path), expected.get(path)):
-            raise ValueError(f"engine 'c' cannot compute {path}, which {difference}: use engine "
-                             "'torch'")
+    found = foreign_part(model, _PARTS) or next(
+        (f"{path}, which {words}" for path, part in model.named_modules()
+         if path.startswith(_PARTS) and (words := _of_its_own(part))), None)
+    if found:
+        raise ValueError(f"engine 'c' cannot compute {found}: use engine 'torch'")
 
-# %% ../../notebooks/90_c_engine.ipynb #86b79c1d
+# %% ../../notebooks/90_c_engine.ipynb #86b79c1a
 def _versions(decoder):
     """Where the weights of a decoder lie, and how often each was changed in place."""
     return [(x.data_ptr(), 0 if x.is_inference() else x._version) for x in decoder.parameters()]
@@ -209,7 +170,7 @@ def _versions(decoder):
 def _refuse_pickle(self):
     raise TypeError("addresses in memory cannot be copied or pickled: call c_steps again")
 
-
+# %% ../../notebooks/90_c_engine.ipynb #86b79c1d
 class CWeights:
     """A decoder's weights as the C code reads them; never changed, so a copy is the same object."""
 

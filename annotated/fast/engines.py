@@ -125,9 +125,9 @@ def apart(engine, saved, sources):
     """The largest difference of log P of a token of the plain model's translations, nats."""
     largest = 0.0
     for source, output in zip(sources, search(saved.model, sources), strict=True):
-        pair = (*(score(source, [*output, END]) for score in (
-            engine.score, partial(_score_by_steps, saved.model))),)
-        largest = max(largest, *(abs(a - b) for a, b in zip(*pair, strict=True)))
+        target = [*output, END]
+        ours, plain = engine.score(source, target), _score_by_steps(saved.model, source, target)
+        largest = max(largest, *(abs(a - b) for a, b in zip(ours, plain, strict=True)))
     return largest
 
 # %% ../../notebooks/91_engines.ipynb #en000013

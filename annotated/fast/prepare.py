@@ -29,13 +29,13 @@ class PreparedPart(nn.Module):
 
 # %% ../../notebooks/24_prepare.ipynb #7d3660a0
 class FusedAttention(PreparedPart, DotProductAttention):
-    """PyTorch's fused function, or for few keys on a processor the formula (3.2.1)."""
+    """PyTorch's fused function, or for short training on a processor the formula (3.2.1)."""
 
     def forward(self, query: Queries, key: Keys, value: Values,
                 mask: Mask = None) -> tuple[Float[Tensor, "*#batch queries d_v"], None]:
         """(output, None)."""
         short = key.size(-2) <= (1024 if query.dtype == torch.bfloat16 else 256)
-        if query.device.type == "cpu" and short:
+        if self.training and query.device.type == "cpu" and short:
             return super().forward(query, key, value, mask)[0], None
         dropout = self.dropout if self.training else 0.0
         return F.scaled_dot_product_attention(query, key, value, mask, dropout), None

@@ -321,8 +321,8 @@ def _check_parts(model, tokenizer):
     if not isinstance(model, Transformer):
         raise TypeError(f"model is a {type(model).__name__}: give the Transformer itself "
                         "(model.module of a distributed one)")
-    if path := foreign_part(model):
-        raise ValueError(f"{path} is not what the configuration builds, and a Marian model has no "
+    if part := foreign_part(model):
+        raise ValueError(f"the model's configuration would not build {part}, and Marian has no "
                          "such part: only a plain model can leave")
     if not isinstance(tokenizer, (WordTokenizer, SubwordTokenizer)):
         raise TypeError(f"tokenizer is a {type(tokenizer).__name__}: "

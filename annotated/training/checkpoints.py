@@ -14,6 +14,7 @@ import sys
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -44,21 +45,40 @@ class Checkpoint:
 PLAIN = "annotated.model.transformer:Transformer"  # the builder of models that name none
 
 
-def foreign_part(model):
-    """The path of the first part or weight that the model's configuration would not build, or None.
+def _signatures(model):
+    """{path: what makes a part what it is}: class, shapes of its weights, and its options.
 
     A prepared part counts as the plain one that it replaces.
     """
-    with torch.device("meta"):
-        plain = Transformer(model.config)
-    kinds = ({path: type(getattr(part, "plain", part)) for path, part in one.named_modules()}
-             for one in (model, plain))
-    shapes = ({name: weight.shape for name, weight in one.state_dict().items()}
-              for one in (model, plain))
-    for ours, theirs in (kinds, shapes):
-        for path in ours | theirs:
-            if ours.get(path) != theirs.get(path):
-                return path or "the model itself"
+    return {path: (type(getattr(part, "plain", part)),
+                   {name: tuple(x.shape) for name, x in part.named_parameters(recurse=False)},
+                   {name: getattr(part, name) for name in ("h", "norm_first")
+                    if hasattr(part, name)})
+            for path, part in model.named_modules(remove_duplicate=False)}
+
+
+@cache
+def _expected(config):
+    """The signatures of the model that a configuration builds."""
+    with torch.device("meta"):  # shapes without memory, and without a draw of random numbers
+        return _signatures(Transformer(config))
+
+
+def foreign_part(model, within=("",)):
+    """The first part that the model's configuration would not build, in words, or None.
+
+    within: the beginnings of the paths that count; all do if not given.
+    """
+    own, expected = _signatures(model), _expected(model.config)
+    for path in own | expected:
+        if not path.startswith(within) or own.get(path) == expected.get(path):
+            continue
+        if path not in own or path not in expected:
+            return f"{path}, which is {'missing' if path in expected else 'not in it'}"
+        (kind, *details), (wanted, *others) = own[path], expected[path]
+        if kind is not wanted:
+            return f"{path or 'the model'}, which is a {kind.__name__}, not a {wanted.__name__}"
+        return f"{path}, which has {details}, not {others}"
     return None
 
 # %% ../../notebooks/16_checkpoints.ipynb #00dba773
@@ -67,9 +87,9 @@ def _check_savable(model, tokenizer, facts, builder=None):
     if not isinstance(model, Transformer):
         mend = "give the Transformer itself (model.module of a distributed one)"
         raise TypeError(f"model is a {type(model).__name__}: {mend}")
-    if builder is None and (path := foreign_part(model)):
+    if builder is None and (part := foreign_part(model)):
         mend = "name what builds it, build='module:function', and load it with that function"
-        raise ValueError(f"{path} is not what the configuration builds: {mend}")
+        raise ValueError(f"the model's configuration would not build {part}: {mend}")
     if tokenizer is not None and not isinstance(tokenizer, Tokenizer):
         mend = "give a WordTokenizer, a SubwordTokenizer or None"
         raise TypeError(f"tokenizer is a {type(tokenizer).__name__}: {mend}")

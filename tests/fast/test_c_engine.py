@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from annotated.data.tokenizers import END, PAD
 from annotated.fast import c_engine
 from annotated.fast.c_engine import c_steps, compile_c, quantize_weight
+from annotated.model.embeddings import TokenEmbedding
 from annotated.model.feed_forward import PositionwiseFeedForward
 from annotated.model.multi_head import MultiHeadAttention, record_attention
 from annotated.model.transformer import Transformer, TransformerConfig
@@ -188,11 +189,11 @@ WRONG = [
     (replaced(LAST + "self_attention.W_Q", nn.Linear(48, 30)), "W_Q, which has .*bias"),
     (replaced(LAST + "cross_attention", MultiHeadAttention(48, 1, 30, 39)), "'h': 1"),
     (replaced(LAST + "residual.2.norm", nn.LayerNorm(48, bias=False)), "residual.2.norm"),
-    (replaced("embedding", c_engine.TokenEmbedding(302, 48)), "embedding, which has .*302"),
+    (replaced("embedding", TokenEmbedding(302, 48)), "embedding, which has .*302"),
     (replaced("target_positions", nn.Identity()), "target_positions, which is a Identity"),
     (replaced(LAST + "residual.0.norm_first", True), "'norm_first': True"),
     (replaced(LAST + "feed_forward.forward", HOOK), "feed_forward, which has a forward of its own"),
-    (lambda model: model.decoder.layers.append(nn.Identity()), "layers.2, which is not in"),
+    (lambda model: model.decoder.layers.append(nn.Identity()), "layers.2.*, which is not in it"),
     (lambda model: model.decoder.layers.pop(1), "layers.1, which is missing"),
     (lambda model: model.decoder.norm.register_forward_pre_hook(HOOK), "norm, which has a hook"),
     (lambda model: model.double(), "is in torch.float64 on cpu"),

@@ -519,16 +519,23 @@ def with_rms_norm(config):
     return model
 
 
+def with_other_heads(config):
+    model = Transformer(config)
+    model.decoder.layers[0].self_attention.h //= 2  # the same shapes, cut otherwise
+    return model
+
+
 class OtherModel(Transformer):
     pass
 
 
 @pytest.mark.parametrize("build, part", [(with_rotated, "decoder.layers.0.self_attention.attention"),
-                                         (with_rms_norm, "encoder.layers.0.residual.0.norm"), (OtherModel, "the model itself")])
+                                         (with_rms_norm, "encoder.layers.0.residual.0.norm"),
+                                         (with_other_heads, "decoder.layers.0.self_attention"), (OtherModel, "the model")])
 def test_a_model_that_its_configuration_would_not_build_names_its_builder_or_is_refused(tmp_path, build, part):
     torch.manual_seed(0)
     model, ids = build(TransformerConfig.tiny(12)).eval(), torch.tensor([[4, 5, 2]])
-    with pytest.raises(ValueError, match=f"{part} is not what the configuration builds: name what builds it"):
+    with pytest.raises(ValueError, match=f"would not build {part}, which .*: name what builds it"):
         save_checkpoint(tmp_path / "model", model)
     assert not (tmp_path / "model").exists()
     save_checkpoint(tmp_path / "model", model, build="mine:build")
