@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from annotated.files import CHECKOUT, cache_folder, checkout_data, whole_file
 from annotated.model.transformer import Transformer
-from annotated.training.checkpoints import foreign_part
+from annotated.training.builders import foreign_part
 
 # %% ../../notebooks/90_c_engine.ipynb #2539111d
 # the compiler of a Mac brings no OpenMP: there one thread computes
@@ -155,7 +155,7 @@ def check_supported(model):
     if not isinstance(model, Transformer):
         raise ValueError(f"engine 'c' computes a Transformer, not a {type(model).__name__}: use "
                          "engine 'torch'")
-    found = foreign_part(model, _PARTS) or next(
+    found = foreign_part(model, Transformer, _PARTS) or next(
         (f"{path}, which {words}" for path, part in model.named_modules()
          if path.startswith(_PARTS) and (words := _of_its_own(part))), None)
     if found:

@@ -27,7 +27,8 @@ from annotated.data.tokenizers import (
 )
 from annotated.files import whole_folder, write_json
 from annotated.model.transformer import Transformer, TransformerConfig
-from annotated.training.checkpoints import Checkpoint, foreign_part
+from annotated.training.builders import foreign_part
+from annotated.training.checkpoints import Checkpoint
 
 # %% ../../notebooks/25_hugging_face.ipynb #a48a59ba
 def halves(d_model) -> Int[Tensor, "d_model"]:
@@ -321,7 +322,7 @@ def _check_parts(model, tokenizer):
     if not isinstance(model, Transformer):
         raise TypeError(f"model is a {type(model).__name__}: give the Transformer itself "
                         "(model.module of a distributed one)")
-    if part := foreign_part(model):
+    if part := foreign_part(model, Transformer):
         raise ValueError(f"the model's configuration would not build {part}, and Marian has no "
                          "such part: only a plain model can leave")
     if not isinstance(tokenizer, (WordTokenizer, SubwordTokenizer)):

@@ -14,7 +14,6 @@ import sys
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 
 import torch
@@ -22,15 +21,17 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 import annotated
-from annotated.data.tokenizers import Tokenizer, load_tokenizer
+from annotated.data.tokenizers import TOKENIZERS, Tokenizer, load_tokenizer
 from annotated.files import sha256_of, whole_folder, write_json
 from annotated.model.transformer import Transformer, TransformerConfig
+from annotated.training.builders import BUILDERS, build_model, builder_of, foreign_part
 from annotated.training.distributed import broadcast_state, run_on_rank_zero
 
 # %% ../../notebooks/16_checkpoints.ipynb #7ba4f0bc
 WEIGHTS, CONFIG, TOKENIZER = "model.safetensors", "config.json", "tokenizer.json"
 INFO, MANIFEST = "info.json", "manifest.json"
 OPTIMIZER, PROGRESS = "optimizer.safetensors", "progress.json"  # of training checkpoints only
+UNNAMED = "unnamed"  # builder of a training checkpoint whose model no known builder makes
 
 # %% ../../notebooks/16_checkpoints.ipynb #a4cade28
 @dataclass
@@ -41,58 +42,19 @@ class Checkpoint:
     tokenizer: object
     info: dict
 
-# %% ../../notebooks/16_checkpoints.ipynb #build002
-PLAIN = "annotated.model.transformer:Transformer"  # the builder of models that name none
-
-
-def _signatures(model):
-    """{path: what makes a part what it is}: class, shapes of its weights, and its options.
-
-    A prepared part counts as the plain one that it replaces.
-    """
-    return {path: (type(getattr(part, "plain", part)),
-                   {name: tuple(x.shape) for name, x in part.named_parameters(recurse=False)},
-                   {name: getattr(part, name) for name in ("h", "norm_first")
-                    if hasattr(part, name)})
-            for path, part in model.named_modules(remove_duplicate=False)}
-
-
-@cache
-def _expected(config):
-    """The signatures of the model that a configuration builds."""
-    with torch.device("meta"):  # shapes without memory, and without a draw of random numbers
-        return _signatures(Transformer(config))
-
-
-def foreign_part(model, within=("",)):
-    """The first part that the model's configuration would not build, in words, or None.
-
-    within: the beginnings of the paths that count; all do if not given.
-    """
-    own, expected = _signatures(model), _expected(model.config)
-    for path in own | expected:
-        if not path.startswith(within) or own.get(path) == expected.get(path):
-            continue
-        if path not in own or path not in expected:
-            return f"{path}, which is {'missing' if path in expected else 'not in it'}"
-        (kind, *details), (wanted, *others) = own[path], expected[path]
-        if kind is not wanted:
-            return f"{path or 'the model'}, which is a {kind.__name__}, not a {wanted.__name__}"
-        return f"{path}, which has {details}, not {others}"
-    return None
-
 # %% ../../notebooks/16_checkpoints.ipynb #00dba773
-def _check_savable(model, tokenizer, facts, builder=None):
+def _check_savable(model, tokenizer, facts):
     """Raise a TypeError or a ValueError that names what a checkpoint cannot hold."""
     if not isinstance(model, Transformer):
         mend = "give the Transformer itself (model.module of a distributed one)"
         raise TypeError(f"model is a {type(model).__name__}: {mend}")
-    if builder is None and (part := foreign_part(model)):
-        mend = "name what builds it, build='module:function', and load it with that function"
-        raise ValueError(f"the model's configuration would not build {part}: {mend}")
     if tokenizer is not None and not isinstance(tokenizer, Tokenizer):
-        mend = "give a WordTokenizer, a SubwordTokenizer or None"
+        mend = "give a subclass of Tokenizer, or None"
         raise TypeError(f"tokenizer is a {type(tokenizer).__name__}: {mend}")
+    if tokenizer is not None and (kind := tokenizer.as_dict()["kind"]) not in TOKENIZERS:
+        raise ValueError(f"the tokenizer's kind {kind!r} is not in TOKENIZERS, so it could not be "
+                         f"loaded: add its class, TOKENIZERS[{kind!r}] = "
+                         f"{type(tokenizer).__name__}")
     if tokenizer is not None and len(tokenizer) > model.config.vocab_size:
         size = f"{len(tokenizer)} pieces, the model vocab_size={model.config.vocab_size}"
         mend = "save each model with the tokenizer that it was trained with"
@@ -106,7 +68,7 @@ def _check_savable(model, tokenizer, facts, builder=None):
             raise TypeError(f"{got}: {mend}") from None
 
 # %% ../../notebooks/16_checkpoints.ipynb #6ade49bc
-def checkpoint_contents(model, tokenizer=None, optimizer=None, progress=None, build=None, **info):
+def checkpoint_contents(model, tokenizer=None, optimizer=None, progress=None, **info):
     """{file name: what will stand in it}, in copies that further training leaves as they are.
 
     Arguments and errors as of `save_checkpoint`.
@@ -114,10 +76,12 @@ def checkpoint_contents(model, tokenizer=None, optimizer=None, progress=None, bu
     if (optimizer is None) != (progress is None):
         raise TypeError("only one of optimizer and progress: a run goes on with both, "
                         "give the other")
-    if build is None and optimizer is not None and foreign_part(model):
-        build = "the builder of the run"  # which a run that goes on has
-    _check_savable(model, tokenizer, {**info, "progress": progress}, build)
-    info |= {"build": build} if build not in (None, PLAIN) else {}
+    _check_savable(model, tokenizer, {**info, "progress": progress})
+    builder, foreign = builder_of(model), foreign_part(model)
+    if foreign and optimizer is None:
+        raise ValueError(f"the builder {builder!r} would not make {foreign}: give what builds the "
+                         "model a name in BUILDERS, and build it with build_model(config, name)")
+    info["builder"] = UNNAMED if foreign else builder
     tensors, contents = {WEIGHTS: model.state_dict()}, {CONFIG: asdict(model.config), INFO: info}
     if tokenizer is not None:
         contents[TOKENIZER] = tokenizer
@@ -146,19 +110,17 @@ def write_checkpoint(folder, contents):
         write_json(part / MANIFEST, {"format": 1, "files": digests})
 
 # %% ../../notebooks/16_checkpoints.ipynb #2b0819b3
-def save_checkpoint(folder, model, tokenizer=None, *, optimizer=None, progress=None, build=None,
-                    **info):
+def save_checkpoint(folder, model, tokenizer=None, *, optimizer=None, progress=None, **info):
     """Save weights, configuration, tokenizer and the JSON facts `info` in a new folder.
 
     With an `optimizer` it is a training checkpoint: the optimiser's state and the dict `progress`
-    go in as well, for `load_progress`. build: for a model that its configuration would not build,
-    the name "module:function" of what builds it. Raises FileExistsError for a folder that exists,
-    TypeError for a model, tokenizer or fact that cannot be saved and for only one of `optimizer`
-    and `progress`, ValueError for a tokenizer that has more pieces than the model knows, and for a
-    model with a part that its configuration would not build, unless `build` is named.
+    go in as well, for `load_progress`. The name of the model's builder is saved too. Raises
+    FileExistsError for a folder that exists, TypeError for a model, tokenizer or fact that cannot
+    be saved and for only one of `optimizer` and `progress`, ValueError for a tokenizer that has
+    more pieces than the model knows or is not in TOKENIZERS, and, but for a training checkpoint,
+    for a model with a part that its builder would not make.
     """
-    contents = checkpoint_contents(model, tokenizer, optimizer, progress, build, **info)
-    write_checkpoint(folder, contents)
+    write_checkpoint(folder, checkpoint_contents(model, tokenizer, optimizer, progress, **info))
 
 # %% ../../notebooks/16_checkpoints.ipynb #22647c76
 def _damaged(folder, name, why):
@@ -225,19 +187,21 @@ def _read_weights(folder):
 def load_checkpoint(folder, device="cpu", build=None):
     """Load what `save_checkpoint` wrote: a `Checkpoint` with its model in eval mode on `device`.
 
-    build: a function of the configuration, for a model that it would not build by itself. Weights
-    keep their precision; but float16, which halves a file, becomes fp32. Raises FileNotFoundError
-    for what is missing, ValueError for what is damaged or foreign, and without the `build` that a
-    checkpoint names; all name folder and file.
+    build: a function of the configuration, in place of the builder that the checkpoint names.
+    Weights keep their precision; but float16, which halves a file, becomes fp32. Raises
+    FileNotFoundError for what is missing, ValueError for what is damaged or foreign, and for a
+    builder that is not in BUILDERS; all name folder and file.
     """
     folder = Path(folder)
     files = check_folder(folder)
     (config, weights), info = _read_weights(folder), _read_json(folder, INFO)
-    if build is None and "build" in info:
-        raise ValueError(f"checkpoint {folder}, file {INFO}: the model was built by "
-                         f"{info['build']}; give that function as build=")
+    builder = info.pop("builder", "transformer")
+    if build is None and builder not in BUILDERS:
+        raise ValueError(f"checkpoint {folder}, file {INFO}: the builder {builder!r} is not in "
+                         "BUILDERS; import the module that adds it, or give its function as build=")
     with torch.random.fork_rng(devices=[]):
-        model = (build or Transformer)(config)
+        model = build(config) if build else build_model(config, builder)
+    model.builder = builder
     try:
         model.load_state_dict({name: tensor.float() if tensor.dtype == torch.float16 else
                                tensor.clone() for name, tensor in weights.items()}, assign=True)

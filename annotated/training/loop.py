@@ -32,7 +32,7 @@ from annotated.training.distributed import no_sync, parallelize, ranks, seed_ran
 from annotated.training.label_smoothing import LabelSmoothingLoss
 from annotated.training.loader import PAD_TO_MULTIPLE, BatchLoader
 from annotated.training.run_state import RunState, check_ranks_agree, run_facts
-from annotated.training.schedule import make_optimizer
+from annotated.training.schedule import SCHEDULES, make_optimizer
 
 # %% ../../notebooks/17_loop.ipynb #69c8bb5a
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class TrainingConfig:
     steps: int = 100_000  # updates
     max_tokens: int = 25_000  # padded tokens a side in one batch, over all processes
     accumulate: int = 1  # micro-batches that each process cuts its share of a batch into
+    schedule: str = "noam"  # of the learning rate: a name in SCHEDULES
     warmup: int = 4000  # updates with a rising learning rate
     factor: float = 1.0  # on the whole learning-rate curve
     label_smoothing: float = 0.1  # the share of the target that all types divide (5.4)
@@ -68,6 +69,8 @@ class TrainingConfig:
         for name, fits, wanted in (
                 ("factor", 0 < self.factor < math.inf, "a number above 0"),
                 ("label_smoothing", 0 <= self.label_smoothing < 1, "a number in [0, 1)"),
+                ("schedule", self.schedule in SCHEDULES,
+                 f"one of SCHEDULES ({', '.join(SCHEDULES)}), or import the module that adds it"),
                 ("precision", self.precision in ("fp32", "bf16"), "'fp32' or 'bf16'"),
                 ("clip", 0 <= self.clip < math.inf, "a number above 0, or 0 for no bound")):
             if not fits:

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 import torch
 
 from annotated.model.transformer import Transformer
+from annotated.training.builders import builder_of
 from annotated.training.checkpoints import (
     add_to_run,
     checkpoint_contents,
@@ -30,16 +31,18 @@ def run_facts(model, config, pairs, tokenizer=None):
 
     pairs: the splits, each a list of pairs of ids, or something that knows its `digest`.
     """
-    digest, free = hashlib.sha256(), ["steps", "patience", "save_every", "keep_last"]
+    digest, free = hashlib.sha256(), "steps patience save_every keep_last max_skipped".split()
     for split in pairs:
         for part in [split.digest] if hasattr(split, "digest") else map(repr, split):
             digest.update(part.encode())
     vocabulary = None
     if tokenizer is not None:
         vocabulary = hashlib.sha256(json.dumps(tokenizer.as_dict()).encode()).hexdigest()
-    free += ["max_skipped"] if config.clip else ["max_skipped", "clip"]  # earlier ones lack it
-    training = {name: value for name, value in asdict(config).items() if name not in free}
-    return {"vocabulary": vocabulary, "model": asdict(model.config),
+    later = {"clip": 0.0, "schedule": "noam"}  # with these values they are not noted: earlier
+    training = {name: value for name, value in asdict(config).items()  # checkpoints lack them
+                if name not in free and later.get(name) != value}
+    built = {} if (name := builder_of(model)) == "transformer" else {"builder": name}
+    return {"vocabulary": vocabulary, "model": asdict(model.config) | built,
             "training configuration": training, "corpus": digest.hexdigest()}
 
 
@@ -226,6 +229,9 @@ class RunState:
         for name in SAVED:
             setattr(self, name, progress.get(name, getattr(self, name)))
         self.schedule.load_state_dict(progress["schedule"])
+        for group, rate in zip(self.optimizer.param_groups, self.schedule.get_last_lr(),
+                               strict=True):
+            group["lr"] = rate
         self.finished, self.start = self.step >= self.config.steps, (time.time(), self.tokens)
         rank, world = ranks()
         if len(progress["random"]) == world:
