@@ -7,91 +7,28 @@ __all__ = []
 
 # %% ../notebooks/96_cli.ipynb #ddd803fd
 import json
-import shlex
 import sys
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
+from importlib import import_module
 from pathlib import Path
-from typing import Literal
 
-import tyro
-from tyro.conf import OmitArgPrefixes, Positional, Suppress
-
-# %% ../notebooks/96_cli.ipynb #789780c0
-_LANGUAGES = ("source_language", "target_language")
-_POSITIVE = "average attention_gain limit sentences beam_sentences seeds steps".split()
-
-
-def _read(form, command, arguments):
-    """The options of a command, in this form; ends the program for what cannot be read."""
-    options = tyro.cli(OmitArgPrefixes[form], prog=f"annotated {command}", args=arguments)
-    for name, number in vars(options).items():
-        if name in _POSITIVE and number is not None and not 0 < number < float("inf"):
-            raise ValueError(f"--{name} {number}: give a number above 0".replace("_", "-"))
-    return options
-
-
-def _line(command, arguments):
-    """The command line as a reader would type it."""
-    return shlex.join(["annotated", command, *arguments])
-
-# %% ../notebooks/96_cli.ipynb #2c19711b
-def _read_with_preset(form, command, arguments, presets, choose):
-    """Options with two configurations, `sizes` and `training`, from a preset where not given.
-
-    presets: {name: (TransformerConfig, TrainingConfig, …)}; choose(options): which, if none is
-    named.
-    """
-    from annotated.model.transformer import TransformerConfig
-    from annotated.training.loop import TrainingConfig
-
-    @dataclass(frozen=True)
-    class Sizes(TransformerConfig):
-        __doc__ = "Sizes of the model, in place of the preset's"
-        pad_id: Suppress[int] = 0
-
-    def read(preset):
-        @dataclass(kw_only=True)
-        class Options(form):
-            __doc__ = form.__doc__
-            sizes: Sizes = Sizes(**asdict(presets[preset][0]))
-            training: TrainingConfig = presets[preset][1]
-
-        return _read(Options, command, arguments)
-
-    first = next(iter(presets))
-    options = read(first)
-    preset = options.preset or choose(options)
-    options = options if preset == first else read(preset)
-    options.preset, options.sizes = preset, TransformerConfig(**asdict(options.sizes))
-    return options
-
-# %% ../notebooks/96_cli.ipynb #e18065f9
-@dataclass
-class Train:
-    """Train a Transformer on a corpus and save it; under torchrun in several processes."""
-
-    out: Path  # new folder for weights, configuration and tokenizer
-    # toy, multi30k, tatoeba-en-de, tatoeba-en-fr, or a folder: with train, valid and test as .en
-    # and .de files (or other languages) or as .tsv, or one that `annotated prepare` made
-    corpus: Positional[str] = "toy"
-    # sizes and schedule to start from: toy for toy, small for others
-    preset: Literal["base", "big", "small", "toy"] | None = None
-    source: str | None = None  # language of the input; English, or the corpus's first
-    target: str | None = None  # language of the output; German, or the corpus's second
-    # words for toy, bpe for others; a prepared folder has its own
-    tokenizer: Literal["words", "bpe", "wordpiece"] | None = None
-    device: str = "auto"  # cpu, cuda, cuda:1, mps …; auto: the first there is of cuda, mps, cpu
-    timeout: float = 600.0  # seconds that processes wait for each other
-    # folder for log.jsonl and for checkpoints to go on from, one every --save-every updates
-    checkpoints: Path | None = None
-    resume: bool = False  # go on from the newest whole checkpoint in --checkpoints, if there is any
-    average: int | None = None  # save the mean of the last so many checkpoints in --checkpoints
-    tensorboard: Path | None = None  # folder for curves; needs the package tensorboard
-    # of a new run: its first W_Q, W_K and W_V are multiplied by this; 0.7071 gives torch.nn's
-    attention_gain: float = 1.0
+from annotated.options import (
+    Clean,
+    Export,
+    Prepare,
+    Scoring,
+    Translate,
+    command_line,
+    read_options,
+    train_options,
+)
+from annotated.reproduce import parse, vary
 
 # %% ../notebooks/96_cli.ipynb #ac03dc4d
+_LANGUAGES = ("source_language", "target_language")
+
+
 def _check_train(options):
     """ValueError or FileExistsError for options and folders that cannot be used."""
     from annotated.training import checkpoints
@@ -122,11 +59,8 @@ def _corpus_with_tokenizer(options):
     if not isinstance(corpus.train, list):
         mend = f"annotated prepare {name} FOLDER --vocab-size 37000, then give FOLDER in its place"
         raise ValueError(f"{name} is too large to be held in memory: {mend}")
-    if (tokenizer or ("words" if name == "toy" else "bpe")) == "words":
-        languages = corpus.source_language, corpus.target_language
-        return corpus, tokenizers.WordTokenizer.fit(corpus.train, *languages)
-    pieces = options.sizes.vocab_size
-    return corpus, tokenizers.SubwordTokenizer.fit(corpus.train, pieces, tokenizer or "bpe")
+    name = tokenizer or ("words" if name == "toy" else "bpe")
+    return corpus, tokenizers.fit_tokenizer(name, corpus, options.sizes.vocab_size)
 
 # %% ../notebooks/96_cli.ipynb #501c1a51
 def _build(config, build, attention_gain):
@@ -169,27 +103,17 @@ def _save_trained(options, model, tokenizer, corpus, **info):
                                 averaged=[path.name for path in last], **info)
 
 
-def train_options(arguments):
-    """The options of `annotated train`, preset and all, with the fields `sizes` and `training`."""
-    from annotated.training import loop
-
-    return _read_with_preset(Train, "train", arguments, loop.PRESETS,
-                             lambda options: "toy" if options.corpus == "toy" else "small")
-
-
-def _train(arguments, build=None, loss=None, builder=None):
+def _train(arguments, build=None, loss=None):
     """Train a Transformer on a corpus and save it."""
-    # build, loss: as for train_on, in place of the prepared model and the loss in chunks; builder:
-    # the name of what builds the saved model, if its configuration does not
+    # build, loss: as for train_on, in place of the builder of the options and the loss in chunks
     from annotated import results
     from annotated.fast import chunked_loss
-    from annotated.fast import prepare as fast_prepare
-    from annotated.training import distributed
-    from annotated.training import loop as training_loop
+    from annotated.fast import prepare as fast
+    from annotated.training import builders, distributed, loop
 
     options = train_options(arguments)
-    build, loss = build or fast_prepare.prepared_transformer, loss or chunked_loss.ChunkedLoss
-    fast_prepare.keep_memory()
+    build = build or (lambda config: fast.prepare(builders.build_model(config, options.builder)))
+    fast.keep_memory()
     name = distributed.choose_device(options.device)
     with distributed.process_group(name, options.timeout) as device:
         _check_train(options)
@@ -200,31 +124,16 @@ def _train(arguments, build=None, loss=None, builder=None):
         if first:
             print(corpus, config, options.training, sep="\n")
         with results.counting_seconds(options.checkpoints if first else None) as seconds:
-            model, log = training_loop.train_on(
+            model, log = loop.train_on(
                 corpus, tokenizer, config, options.training, True, device, options.checkpoints,
                 _reporter(options.tensorboard if first else None),
-                lambda config: _build(config, build, options.attention_gain), loss)
+                lambda config: _build(config, build, options.attention_gain),
+                loss or chunked_loss.ChunkedLoss)
     if first:  # the others need not wait while this one averages
-        _save_trained(options, model, tokenizer, corpus, build=builder, seconds=seconds(), log=log,
+        _save_trained(options, model, tokenizer, corpus, seconds=seconds(), log=log,
                       training=asdict(options.training), attention_gain=options.attention_gain)
         print(f"{log[-1]['step']} steps in {seconds()['wall']:.0f} s; validation perplexity "
               f"{log[-1]['valid_perplexity']:.2f}; saved in {options.out}")
-
-# %% ../notebooks/96_cli.ipynb #79733bf5
-@dataclass
-class Translate:
-    """Translate a text, one line out for each line in."""
-
-    # folder that `annotated train` saved; the book's own model if not given
-    model: Path | None = None
-    input: str = "-"  # UTF-8 text, a sentence a line; - is standard input
-    output: str = "-"  # file for the translations; - is standard output
-    beam: int = 1  # hypotheses followed at once; 1 is greedy, the paper has 4
-    alpha: float = 0.6  # length penalty of the beam
-    # what computes: PyTorch, the step in C (compiled at the first use), or CTranslate2 (production)
-    engine: Literal["torch", "c", "ctranslate2"] = "torch"
-    precision: Literal["fp32", "bf16", "int8"] = "fp32"  # of the matrix products; int8 not in torch
-    device: str = "auto"  # cpu, cuda, cuda:1, mps …; auto: the first there is of cuda, mps, cpu
 
 # %% ../notebooks/96_cli.ipynb #79733bf6
 def _loaded(folder, device="cpu"):
@@ -255,7 +164,7 @@ def _translated(saved, sentences, options, show_progress=False):
 
 def _translate(arguments):
     """Translate a text, line by line."""
-    options = _read(Translate, "translate", arguments)
+    options = read_options(Translate, "translate", arguments)
     from annotated import files
     from annotated.fast import prepare as fast
     from annotated.training import distributed
@@ -275,56 +184,25 @@ def _translate(arguments):
         files.write_text(options.output, text)
 
 # %% ../notebooks/96_cli.ipynb #9cbfc171
-@dataclass
-class Prepare:
-    """Fetch a corpus, clean it, learn its vocabulary, and encode it into a new folder."""
-
-    # a corpus, wmt14-en-de for example, or a folder with train.en and train.de
-    name: Positional[str]
-    folder: Positional[Path]  # new folder for tokenizer and encoded pairs
-    vocab_size: int  # pieces of the vocabulary: 37000 and 32000 in the paper
-    model: Literal["bpe", "wordpiece"] = "bpe"  # how pieces are learnt
-    root: Path | None = None  # folder of the corpora
-    source_language: str | None = None  # English, or the corpus's first
-    target_language: str | None = None  # German, or the corpus's second
-    share: float = 1.0  # of the pairs that the vocabulary is learnt from
-    max_length: int = 250  # words, and then tokens, of a side at most
-    max_ratio: float = 3.0  # words of the longer to the shorter side at most
-    seed: int = 0  # of the draw of that share
-    normalise: bool = False  # punctuation of what is trained on, as Moses does: „ and “ become "
-    copies: int = 0  # of each pair, cut anew by BPE-dropout; 0: one, with all merges
-
-
 def _prepare(arguments):
     """Clean a large corpus, learn its vocabulary, encode it."""
-    options = _read(Prepare, "prepare", arguments)
+    options = read_options(Prepare, "prepare", arguments)
     from annotated.data import prepared
 
     made = prepared.prepare_corpus(**vars(options), show_progress=True)
     print(json.dumps(made.facts, indent=1))
 
 # %% ../notebooks/96_cli.ipynb #c1ea4e83
-@dataclass
-class Clean:
-    """Count the pairs of two files, each other's translation by lines, that cleaning would drop."""
-
-    source: Positional[Path]  # text, one sentence a line; .gz and .xz will do
-    target: Positional[Path]  # its translation, line by line
-    max_length: int = 250  # words a side at most
-    max_ratio: float = 3.0  # words of the longer to the shorter side at most
-    out: Path | None = None  # JSON file to write; without it the result is printed
-
-
 def _clean(arguments):
     """Count what cleaning would drop from a corpus."""
-    options, counts = _read(Clean, "clean", arguments), {}
+    options, counts = read_options(Clean, "clean", arguments), {}
     from annotated import files, results
     from annotated.data import corpora
 
     pairs = corpora.read_pairs(options.source, options.target, errors="replace")
     for _ in corpora.clean_pairs(pairs, counts, options.max_length, options.max_ratio):
         pass
-    result = {"command": _line("clean", arguments), "pairs": sum(counts.values()),
+    result = {"command": command_line("clean", arguments), "pairs": sum(counts.values()),
               "max_length": options.max_length, "max_ratio": options.max_ratio,
               "counts": dict(sorted(counts.items()))}
     if options.out:
@@ -332,28 +210,10 @@ def _clean(arguments):
     else:
         print(json.dumps(result, indent=1))
 
-# %% ../notebooks/96_cli.ipynb #46a77120
-@dataclass
-class Scoring:
-    """Translate a split of a corpus; write SPLIT.json with the scores, SPLIT.txt with the text."""
-
-    model: Positional[Path]  # folder that `annotated train` saved
-    corpus: Positional[str]  # name or folder
-    split: Positional[Literal["valid", "test", "novel"]]
-    results: Positional[Path]  # folder to write into
-    beam: int = 1  # hypotheses followed at once; 1 is greedy
-    alpha: float = 0.6  # length penalty of the beam
-    engine: Literal["torch", "c", "ctranslate2"] = "torch"  # what computes
-    precision: Literal["fp32", "bf16", "int8"] = "fp32"  # of the matrix products; int8 not in torch
-    moses: bool = False  # the corpus holds Moses tokens: join them to plain text before scoring
-    references: str | None = None  # corpus with the plain references, if not the same
-    data: str | None = None  # what the split is, in words; corpus and split if not given
-    command: str | None = None  # what a reader types to get all this, if it is more than this line
-
 # %% ../notebooks/96_cli.ipynb #45ca09b1
 def _score(arguments):
     """Translate a split of a corpus and score it."""
-    options = _read(Scoring, "score", arguments)
+    options = read_options(Scoring, "score", arguments)
     from annotated import files, results
     from annotated.data import corpora
     from annotated.fast import prepare as fast
@@ -382,9 +242,10 @@ def _score(arguments):
     report = translation_scores.bleu_report(outputs, references, target, loss, path=path)
     searched = f"beam {options.beam}, alpha {options.alpha}" if options.beam > 1 else "greedy"
     what = f"{options.data or f'{options.corpus} {options.split}'}, {source} to {target}"
-    facts = {"data": f"{what}, {len(pairs)} sentences", "decoding": searched,
-             "command": options.command or _line("score", arguments), "engine": options.engine,
-             "precision": options.precision, **json.loads(path.read_text(encoding="utf-8")),
+    command = options.command or command_line("score", arguments)
+    facts = {"data": f"{what}, {len(pairs)} sentences", "decoding": searched, "command": command,
+             "engine": options.engine, "precision": options.precision,
+             **json.loads(path.read_text(encoding="utf-8")),
              "parameters": sum(weight.numel() for weight in saved.model.parameters()),
              "model": asdict(saved.model.config), "training": saved.info.get("training"),
              "averaged_checkpoints": saved.info.get("averaged", []),
@@ -394,30 +255,10 @@ def _score(arguments):
     files.write_json(path, facts)
     print(report)
 
-# %% ../notebooks/96_cli.ipynb #2c6fbb0a
-@dataclass
-class Export:
-    """Make folders for Hugging Face and CTranslate2 of a checkpoint, or the other way."""
-
-    out: Path  # the new folder for Hugging Face; with --back the new checkpoint
-    # folder that `annotated train` saved; the book's own model if not given
-    model: Positional[Path | None] = None
-    ctranslate2: Path | None = None  # also make this new folder for CTranslate2
-    # of the weights for CTranslate2; float32 if not given
-    quantization: Literal["int8", "int16", "bfloat16", "float16"] | None = None
-    # for the model card: what it was trained on; the corpus named in the checkpoint if not given
-    data: str | None = None
-    scores: Path | None = None  # for the model card: the JSON report of its scores
-    check: Path | None = None  # compare on the sentences of this file, one a line
-    limit: int = 1000  # on so many of them
-    report: Path | None = None  # write what was compared as JSON
-    # the other way: make --out a checkpoint from this folder for Hugging Face
-    back: Path | None = None
-
 # %% ../notebooks/96_cli.ipynb #afb75bdc
 def _export(arguments):
     """Make folders for Hugging Face and CTranslate2."""
-    options = _read(Export, "export", arguments)
+    options = read_options(Export, "export", arguments)
     from annotated import files, results
     from annotated.interop import ctranslate2, hugging_face
     from annotated.training import checkpoints
@@ -441,7 +282,7 @@ def _export(arguments):
         ctranslate2.export_to_ctranslate2(options.out, options.ctranslate2, options.quantization)
     if not sentences:
         return 0
-    facts = {"command": _line("export", arguments), "trained on": corpus,
+    facts = {"command": command_line("export", arguments), "trained on": corpus,
              "sentences of": str(options.check), **ctranslate2.compare_export(
                  saved, options.out, sentences, options.ctranslate2, options.quantization)}
     if options.report:
@@ -451,113 +292,15 @@ def _export(arguments):
         print("annotated export: it does not agree with the checkpoint: see above", file=sys.stderr)
     return 0 if facts["passed"] else 1
 
-# %% ../notebooks/96_cli.ipynb #394b94a3
-@dataclass
-class Parse:
-    """Train a Transformer to parse, unless it is there already, and score it by brackets."""
-
-    # toy, gum, craft, or a folder with train.trees, dev.trees and test.trees
-    treebank: Positional[str]
-    out: Path  # folder for the model; its checkpoints lie beside it
-    results: Path | None = None  # JSON file for the scores, which are printed in any case
-    trees: Path | None = None  # file for the parsed sentences, in brackets, one a line
-    # sizes and schedule to start from: the treebank's own, gum for a folder
-    preset: Literal["toy", "gum", "craft"] | None = None
-    # copies of the training set; in all but the first rare words are hidden at random
-    copies: int | None = None
-    min_frequency: int | None = None  # words rarer than this in the training set become signatures
-    # what stands for a word in the output: itself, its number, one symbol
-    leaves: Literal["words", "numbers", "XX"] | None = None
-    parts: bool | None = None  # train on the phrases inside the training trees too
-    # a: in the copies a word that occurs n times in the training set is hidden with chance a/(a+n)
-    word_dropout: float | None = None
-    # the model is the mean of the last so many checkpoints; with --patience of those up to the
-    # lowest validation loss
-    average: int = 5
-    beam: int = 21  # hypotheses followed at once, as in the paper
-    alpha: float = 0.3  # length penalty, the paper's
-    extra: int = 300  # symbols allowed beyond the length of the input, the paper's
-    split: Literal["valid", "test"] = "test"  # to score; valid is for choosing among recipes
-    sentences: int | None = None  # score the first so many sentences only
-    beam_sentences: int | None = None  # search with the beam for the first so many of them only
-    device: str = "auto"  # cpu, cuda, cuda:1, mps …; auto: the first there is of cuda, mps, cpu
-
-# %% ../notebooks/96_cli.ipynb #b31c373f
-def _parse(arguments):
-    """Train and score a constituency parser."""
-    from annotated import files
-    from annotated.fast import chunked_loss
-    from annotated.fast import prepare as fast
-    from annotated.paper import parsing
-    from annotated.training import distributed
-    from annotated.translation import search as decoding
-
-    presets = parsing.PARSERS
-    options = _read_with_preset(Parse, "parse", arguments, presets, lambda options: (
-        options.treebank if options.treebank in presets else "gum"))
-    fast.keep_memory()
-    decoding.check_beam(options.beam, options.alpha)
-    device = distributed.check_device(distributed.choose_device(options.device))
-    treebank = parsing.load_treebank(options.treebank)
-    if not options.out.exists():
-        pairs = {name: value if getattr(options, name) is None else getattr(options, name)
-                 for name, value in presets[options.preset][2].items()}
-        parsing.save_parser(options.out, treebank, options.sizes, options.training, pairs,
-                            options.average, device, report=_reporter(),
-                            build=fast.prepared_transformer, loss=chunked_loss.ChunkedLoss)
-    how = {name: getattr(options, name)
-           for name in ("beam", "alpha", "extra", "split", "sentences", "beam_sentences")}
-    parts = options.out, treebank, device, fast.prepare
-    facts, trees = parsing.score_parser(*parts, **how)
-    for name, score in facts["scores"].items():
-        print(f"{name:16} F1 {score['f1']:6.2f}  well-formed {score['well_formed']:6.2f}")
-    if options.results:
-        files.write_json(options.results, facts | {"command": _line("parse", arguments)})
-    if options.trees:
-        files.write_text(options.trees, "".join(f"{tree or '(TOP)'}\n" for tree in trees))
-
-# %% ../notebooks/96_cli.ipynb #a2ddc9d8
-@dataclass
-class Vary:
-    """Train rows of Table 3 on a corpus; start it several times to use several processors."""
-
-    corpus: Positional[str]  # multi30k, toy, or another name or folder
-    out: Path  # file of results, a line a run; runs that are there are not run again
-    work: Path = Path("_build/variations")  # folder for checkpoints and messages
-    # sizes and updates; the corpus's own, or multi30k's; toy-long trains until base has learned,
-    # multi30k-long until base translates, toy-few as long as toy-long on 2,000 pairs
-    scale: Literal["multi30k", "multi30k-long", "toy", "toy-long", "toy-few"] | None = None
-    rows: list[str] | None = None  # names of rows; all if not given
-    seeds: int = 3  # runs of each row
-    device: str = "auto"  # cpu, cuda, cuda:1, mps; auto: the first there is of cuda, mps, cpu
-    steps: int | None = None  # updates of every row, in place of the scale's
-    sentences: int | None = None  # of the validation split, in place of the scale's
-
-
-def _vary(arguments):
-    """Train the rows of Table 3."""
-    options = _read(Vary, "vary", arguments)
-    from annotated.fast import chunked_loss
-    from annotated.fast import prepare as fast
-    from annotated.paper import table3
-    from annotated.training import distributed
-
-    scale = options.scale or (options.corpus if options.corpus in table3.SCALES else "multi30k")
-    device = distributed.check_device(distributed.choose_device(options.device))
-    fast.keep_memory()
-    results = table3.sweep(
-        options.corpus, options.out, options.work, scale, options.rows, options.seeds, device,
-        _line("vary", arguments), options.steps, options.sentences,
-        build=fast.prepared_transformer, loss=chunked_loss.ChunkedLoss)
-    print(f"{len(results)} results in {options.out}")
-
 # %% ../notebooks/96_cli.ipynb #0f75fb0b
 COMMANDS = {command.__name__.strip("_"): command for command in (
-    _train, _translate, _prepare, _clean, _score, _export, _parse, _vary)}
+    _train, _translate, _prepare, _clean, _score, _export, parse, vary)}
 USAGE = "\n".join([
-    "usage: annotated COMMAND [OPTIONS]", "", "Attention Is All You Need, as a library.", "",
+    "usage: annotated [--plugin MODULE] COMMAND [OPTIONS]", "",
+    "Attention Is All You Need, as a library.", "",
     "commands:", *(f"  {name:10} {command.__doc__}" for name, command in COMMANDS.items()),
-    "", "annotated COMMAND --help says what its options mean."])
+    "", "annotated COMMAND --help says what its options mean. --plugin imports a module of yours",
+    "first, from the folder you are in: it may add builders, tokenizers, schedules and commands."])
 
 # %% ../notebooks/96_cli.ipynb #0f75fbb1
 def main(arguments=None):
@@ -565,11 +308,18 @@ def main(arguments=None):
 
     A mistake that a user can mend is told on standard error, with exit status 2.
     """
-    name, *rest = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
-    if name in ("-h", "--help"):
-        print(USAGE)
-        return 0
+    words, name = list(sys.argv[1:] if arguments is None else arguments), "--plugin"
     try:
+        while words[:1] == ["--plugin"]:
+            if len(words) < 2:
+                raise ValueError("--plugin names no module")
+            sys.path.insert(0, "")
+            import_module(words[1])
+            words = words[2:]
+        name, *rest = words or ["--help"]
+        if name in ("-h", "--help"):
+            print(USAGE)
+            return 0
         if name not in COMMANDS:
             raise ValueError(f"there is no command {name}: give one of {', '.join(COMMANDS)}")
         return COMMANDS[name](rest) or 0

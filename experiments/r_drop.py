@@ -8,23 +8,25 @@ Each pair goes through the model twice, with other dropout. Beside the two losse
 import shutil
 import sys
 from functools import partial
+from types import MethodType
 
 import torch
 
 from annotated.cli import COMMANDS
 from annotated.fast import prepare
 from annotated.model.transformer import Transformer
-from annotated.training.checkpoints import PLAIN
 from annotated.training.label_smoothing import LabelSmoothingLoss
 
 
-class Twice(Transformer):
-    """A Transformer that reads each pair twice while it is trained, and lays both side by side: (batch, m, 2 · d_model)."""
+def hidden_twice(model, source, target):
+    """`Transformer.hidden`; while the model is trained it reads each pair twice.
 
-    def hidden(self, source, target):
-        if not self.training:
-            return super().hidden(source, target)
-        return torch.cat(super().hidden(source.repeat(2, 1), target.repeat(2, 1)).chunk(2), dim=-1)
+    Both readings lie side by side: (batch, m, 2 · d_model).
+    """
+    if not model.training:
+        return Transformer.hidden(model, source, target)
+    twice = Transformer.hidden(model, source.repeat(2, 1), target.repeat(2, 1))
+    return torch.cat(twice.chunk(2), dim=-1)
 
 
 class RDropLoss(LabelSmoothingLoss):
@@ -58,13 +60,15 @@ class RDropLoss(LabelSmoothingLoss):
 
 
 def build(config):
-    """Prepared for training, reading twice."""
-    return prepare.prepare(Twice(config))
+    """Prepared for training, reading twice; read once, it is the plain model."""
+    model = Transformer(config)
+    model.hidden = MethodType(hidden_twice, model)
+    return prepare.prepare(model)
 
 
 def main(alpha, arguments):
     loss = partial(RDropLoss, alpha=alpha, compile=shutil.which("g++") is not None)
-    COMMANDS["train"](arguments, build, loss, PLAIN)  # read once, it is the plain model
+    COMMANDS["train"](arguments, build, loss)
 
 
 if __name__ == "__main__":

@@ -5,11 +5,9 @@ import io
 import itertools
 import json
 import math
-import re
 import subprocess
 import sys
 import tomllib
-from dataclasses import fields
 from types import SimpleNamespace
 
 import pytest
@@ -244,40 +242,6 @@ def test_curves_without_tensorboard_are_refused(tmp_path, capsys, monkeypatch):
     error = refused("train", given, capsys)
     assert "tensorboard" in error and "install it with pip" in error
     assert not (tmp_path / "model").exists() and not (tmp_path / "curves").exists()
-
-
-def test_help_says_what_every_field_means(monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "100")
-    for command in cli.COMMANDS:
-        with pytest.raises(SystemExit) as stopped:
-            main([command, "--help"])
-        text = capsys.readouterr().out
-        assert stopped.value.code == 0 and max(map(len, text.splitlines()[1:])) <= 100
-        lines = [" ".join(line.strip("│ ").split()) for line in text.splitlines()]
-        options = [line for line in lines if line.startswith("--")]
-        assert len(options) >= 4
-        said = re.sub(r"\s+", " ", text.replace("│", " "))
-        for option in options:
-            flag = option.split()[0]
-            after = said[said.index(flag + " ") :] if flag + " " in said else said[said.index(flag) :]
-            words = re.sub(r"--\S+|\{.*?\}(\|\w+)?|\b[A-Z]+\b", "", after)[:200].strip()
-            assert words and not words.startswith("(default"), f"{command} {flag}: what does it mean?"
-    with pytest.raises(SystemExit):
-        main(["train", "--help"])
-    text = capsys.readouterr().out
-    for field in (*fields(TransformerConfig), *fields(TrainingConfig)):
-        found = re.search(f"--{field.name.replace('_', '-')}[ ,]", text)
-        assert bool(found) == (field.name != "pad_id"), field.name
-
-
-def test_options_are_the_presets_but_for_what_is_given():
-    for name, (sizes, config) in loop.PRESETS.items():
-        read = cli.train_options(["--out", "x", "--preset", name])
-        assert (read.sizes, read.training) == (sizes, config)
-    assert cli.train_options(["--out", "x"]).training == loop.PRESETS["toy"][1]
-    assert cli.train_options(["multi30k", "--out", "x"]).sizes == loop.PRESETS["small"][0]
-    read = cli.train_options(["--out", "x", "--preset", "big", "--dropout", "0.1", "--d_ff", "8", "--compile"])
-    assert read.sizes == TransformerConfig.big(dropout=0.1, d_ff=8) and read.training.compile
 
 
 def test_the_first_help_comes_without_torch():

@@ -15,10 +15,10 @@ import torch
 from helpers import ROOT, random_model
 from torch.nn import functional as F
 
-from annotated.cli import train_options
 from annotated.data.corpora import Corpus
 from annotated.data.tokenizers import SubwordTokenizer
 from annotated.fast.prepare import prepare
+from annotated.options import train_options
 from annotated.training.checkpoints import save_checkpoint
 from annotated.training.label_smoothing import LabelSmoothingLoss
 from annotated.training.loop import encode_pairs

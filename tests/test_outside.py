@@ -1,174 +1,213 @@
-"""Three changes of the model made from outside, each in at most 20 lines: rotary positions, RMSNorm, another way of writing."""
+"""Ten changes from outside: each is saved, loaded, resumed, prepared, exported or refused."""
 
 import cmath
-import inspect
 import math
+import subprocess
+import sys
 
+import outside_parts as parts
 import pytest
 import torch
-from helpers import random_model
+from helpers import EXACT, PAIRS, ROOT, TEXTS, one_thread, random_model, state
 from torch import nn
+from torch.nn import functional as F
 
+from annotated import charts
+from annotated.charts.export import save_chart
 from annotated.data.batches import pad
-from annotated.data.tokenizers import BEGIN, END, PAD, UNKNOWN
-from annotated.fast.chunked_loss import ChunkedLoss
+from annotated.data.tokenizers import BEGIN, END, PAD, UNKNOWN, fit_tokenizer, load_tokenizer
+from annotated.fast.c_engine import check_supported
 from annotated.fast.prepare import prepare, undo
-from annotated.model.attention import DotProductAttention
-from annotated.training.loop import TrainingConfig, train
-from annotated.translation.search import beam_search, generate, greedy_decode
-
-
-def tiny(seed=0, **changes):
-    """A random model in double precision."""
-    return random_model(seed=seed, N=2, **changes).double().eval()
-
-
-def short(*parts):
-    """Whether the code of these classes and functions takes at most 20 lines, empty ones left out."""
-    return sum(bool(line.strip()) for part in parts for line in inspect.getsource(part).splitlines()) <= 20
-
+from annotated.interop.hugging_face import export_to_hugging_face
+from annotated.model.transformer import TransformerConfig
+from annotated.training.builders import build_model, foreign_part
+from annotated.training.loop import TrainingConfig, train, train_on
+from annotated.training.schedule import noam_rate
+from annotated.translation.search import Translator, beam_search, greedy_decode, load
 
 SOURCE = pad([[4, 5, 6, 7, END], [8, END], [9, 9, 10, END]])
 TARGET = pad([[BEGIN, 5, 6], [BEGIN, 7, 8, 9, 10, 11], [BEGIN, 4, 4, 4]])
+LEARN = [([a, b], [b, a, a]) for a in range(UNKNOWN, 12) for b in range(UNKNOWN, 12)]
+CHANGED = ["gelu", "rms_norm", "rotary"]
+pytestmark = pytest.mark.usefixtures(one_thread.__name__)
 
 
-# Rotary positions (Su et al., 2021): queries and keys are turned by angles that grow with their positions
-
-class Rotary(DotProductAttention):
-    def turned(self, x, start):
-        places = torch.arange(start, start + x.size(-2), dtype=torch.float64)[:, None]
-        angles = places * 10_000.0 ** -torch.linspace(0, 1, x.size(-1) // 2 + 1, dtype=torch.float64)[:-1]
-        cos, sin, (even, odd) = angles.cos().to(x), angles.sin().to(x), (x[..., ::2], x[..., 1::2])
-        return torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1).flatten(-2)
-
-    def forward(self, query, key, value, mask=None):
-        newest = key.size(-2) - query.size(-2)  # the queries are the last of the positions
-        return super().forward(self.turned(query, newest), self.turned(key, 0), value, mask)
+def built(name, norm_first=False, seed=0, **sizes):
+    """A random model of a builder."""
+    torch.manual_seed(seed)
+    sizes = {"N": 2, "d_model": 16, "d_ff": 32, "h": 2, "dropout": 0.0} | sizes
+    return build_model(TransformerConfig(12, norm_first=norm_first, **sizes), name).eval()
 
 
-class NoPositions(nn.Module):
-    def forward(self, x, start=0):
-        return x
+# What each change computes
 
 
-def with_rotary(model):
-    model.source_positions = model.target_positions = NoPositions()
+def test_gelu_is_the_activation_of_every_layer():
+    model, x = built("gelu"), torch.randn(3, 16)
     for layer in (*model.encoder.layers, *model.decoder.layers):
-        layer.self_attention.attention = Rotary().train(model.training)
-    return model
+        W_1, W_2 = layer.feed_forward.W_1, layer.feed_forward.W_2
+        expected = F.linear(F.gelu(F.linear(x, W_1.weight, W_1.bias)), W_2.weight, W_2.bias)
+        assert torch.equal(layer.feed_forward(x), expected)
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_rms_norm_stands_where_layer_norm_stood(norm_first):
+    model, x = built("rms_norm", norm_first), torch.randn(3, 4, 16)
+    norms = [module for module in model.modules() if isinstance(module, nn.RMSNorm)]
+    assert len(norms) == 10 + 2 * norm_first
+    assert not any(isinstance(module, nn.LayerNorm) for module in model.modules())
+    nn.init.normal_(norms[0].weight)
+    expected = norms[0].weight * x / (x.double().square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    assert torch.allclose(norms[0](x).double(), expected, rtol=0, atol=1e-5)
 
 
 def test_rotary_scores_depend_on_distances_alone():
     torch.manual_seed(0)
-    q, k, rotary = torch.randn(1, 1, 6, 8).double(), torch.randn(1, 1, 6, 8).double(), Rotary()
+    q, k, rotary = torch.randn(6, 8).double(), torch.randn(6, 8).double(), parts.Rotary()
     scores = [rotary.turned(q, start) @ rotary.turned(k, start).mT for start in (0, 5, 31)]
-    assert all((one - scores[0]).abs().max() < 1e-12 for one in scores)
-    turned = torch.view_as_complex(rotary.turned(torch.tensor([[0.6, 0.8] * 4], dtype=torch.float64), 3).view(4, 2))
+    assert all(torch.allclose(score, scores[0], **EXACT) for score in scores)
+    turned = rotary.turned(torch.tensor([[0.6, 0.8] * 4], dtype=torch.float64), 3)
     expected = [complex(0.6, 0.8) * cmath.exp(3j * 10_000 ** (-pair / 4)) for pair in range(4)]
-    assert (turned - torch.tensor(expected, dtype=torch.complex128)).abs().max() < 1e-12
-    assert not torch.allclose(q @ k.mT, scores[0])
-
-
-@pytest.mark.parametrize("norm_first", [False, True])
-def test_rotary_positions_are_put_in_from_outside(norm_first):
-    plain, model = tiny(norm_first=norm_first), with_rotary(tiny(norm_first=norm_first))
-    ids, moved = torch.tensor([[4, 5, 6, END]]), torch.tensor([[PAD, PAD, PAD, 4, 5, 6, END]])
+    expected = torch.tensor(expected, dtype=torch.complex128)
+    assert torch.allclose(torch.view_as_complex(turned.view(4, 2)), expected, **EXACT)
+    model, ids = built("rotary").double(), torch.tensor([[4, 5, 6, END]])
+    later, backwards = F.pad(ids, (3, 0)), ids.flip(1)
     with torch.no_grad():
-        assert (model.encode(moved)[0][:, 3:] - model.encode(ids)[0]).abs().max() < 1e-12, "only distances count"
-        assert (plain.encode(moved)[0][:, 3:] - plain.encode(ids)[0]).abs().max() > 0.01, "where places count"
-        backwards = model.encode(ids.flip(1))[0].flip(1)
-        assert (backwards - model.encode(ids)[0]).abs().max() > 0.01, "the order counts"
-    assert short(Rotary, NoPositions, with_rotary)
+        memory = model.encode(ids)[0]
+        assert torch.allclose(model.encode(later)[0][:, 3:], memory, **EXACT)
+        assert (model.encode(backwards)[0].flip(1) - memory).abs().max() > 0.01
 
 
-def test_rotary_positions_go_on_from_step_to_step_and_when_prepared():
-    model, expected = with_rotary(tiny()), []
-    for ids in SOURCE:  # the whole prefix at each step, without a cache
+@pytest.mark.parametrize("name", CHANGED)
+def test_a_changed_model_decodes_by_kept_keys_as_by_the_whole_prefix(name):
+    model, expected = built(name).double(), []
+    for ids in SOURCE:
         output = torch.tensor([[BEGIN]])
         while output.size(1) <= (ids != PAD).sum() + 5 and output[0, -1] != END:
             with torch.no_grad():
                 logits = model(ids[None], output)[0, -1]
             output = torch.cat([output, logits[END:].argmax().view(1, 1) + END], dim=1)
         expected.append([token for token in output[0, 1:].tolist() if token != END])
-    assert greedy_decode(model, SOURCE, extra=5) == expected and len({tuple(ids) for ids in expected}) == 3
-    beams = [pairs[0][0] for pairs in beam_search(model, SOURCE, extra=5)]
+    assert greedy_decode(model, SOURCE, extra=5) == expected
+    beams = beam_search(model, SOURCE, extra=5)
     prepare(model)
-    assert isinstance(model.encoder.layers[0].self_attention.attention, Rotary)
-    assert greedy_decode(model, SOURCE, extra=5) == expected and [pairs[0][0] for pairs in beam_search(model, SOURCE, extra=5)] == beams
+    assert greedy_decode(model, SOURCE, extra=5) == expected
+    assert [pairs[0][0] for pairs in beam_search(model, SOURCE, extra=5)] == [
+        pairs[0][0] for pairs in beams]
 
 
-# RMSNorm (Zhang and Sennrich, 2019): layer norm without mean and offset
-
-class RMSNorm(nn.Module):
-    def __init__(self, d_model, eps=1e-6):
-        super().__init__()
-        self.gain, self.eps = nn.Parameter(torch.ones(d_model)), eps
-
-    def forward(self, x):
-        return self.gain * x * (x.square().mean(dim=-1, keepdim=True) + self.eps).rsqrt()
+# Learnt, prepared, resumed, saved, exported
 
 
-def with_rms_norm(model):
-    for module in list(model.modules()):
-        if isinstance(getattr(module, "norm", None), nn.LayerNorm):
-            module.norm = RMSNorm(model.config.d_model).to(model.embedding.weight)
-    return model
+@pytest.mark.parametrize("name", CHANGED)
+def test_a_changed_model_learns_prepared_or_not_and_goes_on_bit_for_bit(name, tmp_path):
+    def run(steps, folder=None, prepared=True):
+        model = built(name)
+        model = prepare(model) if prepared else model
+        config = TrainingConfig(steps=steps, max_tokens=400, warmup=20, save_every=5,
+                                validate_every=5)
+        log = train(model, LEARN, LEARN[:9], config, False, folder)
+        return model, [row["valid_loss"] for row in log]
+
+    model, losses = run(20)
+    assert losses[-1] < losses[0] - 0.3 and foreign_part(model) is None
+    assert losses == pytest.approx(run(20, prepared=False)[1], rel=1e-3)
+    run(10, tmp_path)
+    again, resumed = run(20, tmp_path)
+    assert resumed == losses and torch.equal(state(again), state(model))
+    with pytest.raises(ValueError, match="another model .builder was .* is now None"):
+        train(random_model(N=2), LEARN, LEARN[:9], TrainingConfig(steps=30), False, tmp_path)
+    with torch.no_grad():
+        fast, plain = model(SOURCE, TARGET), undo(model)(SOURCE, TARGET)
+    assert torch.allclose(fast, plain, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("norm_first", [False, True])
-def test_rms_norm_is_put_in_from_outside(norm_first):
-    model, x = with_rms_norm(tiny(norm_first=norm_first)), torch.randn(3, 4, 16).double()
-    norms = [module for module in model.modules() if isinstance(module, RMSNorm)]
-    assert len(norms) == 10 + 2 * norm_first and not any(isinstance(module, nn.LayerNorm) for module in model.modules())
-    for norm in norms:
-        nn.init.normal_(norm.gain)
-    residual = model.decoder.layers[0].residual[1]
-    expected = nn.functional.rms_norm(x, (16,), residual.norm.gain, 1e-6)
-    assert torch.allclose(residual.norm(x), expected, rtol=0, atol=1e-12)
-    found = residual(x, torch.sin)
-    inner, outer = (expected, x) if norm_first else (x, None)
-    right = outer + inner.sin() if norm_first else nn.functional.rms_norm(x + x.sin(), (16,), residual.norm.gain, 1e-6)
-    assert torch.allclose(found, right, rtol=0, atol=1e-12) and short(RMSNorm, with_rms_norm)
+@pytest.mark.parametrize("name", CHANGED)
+def test_a_changed_model_is_loaded_as_it_was_and_cannot_leave_as_another(name, tmp_path):
+    model, corpus = built(name, d_model=8, N=1), parts.reversal_corpus(12)
+    tokenizer = fit_tokenizer("words", corpus, 99)
+    Translator(model, tokenizer, {"source_language": "en"}).save(tmp_path / "model")
+    again = load(tmp_path / "model")
+    assert torch.equal(again.model(SOURCE, TARGET), model(SOURCE, TARGET))
+    with pytest.raises(ValueError, match="Marian has no such part"):
+        export_to_hugging_face(model, tokenizer, tmp_path / "out")
+    with pytest.raises(ValueError, match="engine 'c' cannot compute .*use engine 'torch'"):
+        check_supported(model)
+    assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("prepared", [False, True])
-def test_a_model_with_rms_norm_learns_and_translates(prepared):
-    pairs = [([a, b], [b, a, a]) for a in range(UNKNOWN, 12) for b in range(UNKNOWN, 12)]
-    model = with_rms_norm(tiny()).float()
-    before = {name: weight.clone() for name, weight in model.named_parameters()}
-    if prepared:
-        prepare(model)
-    first = train(model, pairs, pairs[:9], TrainingConfig(steps=1, max_tokens=200, warmup=1), show_progress=False, loss=ChunkedLoss)
-    changed = {name for name, weight in model.named_parameters() if not torch.equal(weight, before[name])}
-    assert changed == set(before) and sum("gain" in name for name in changed) == 10
-    log = train(model, pairs, pairs[:9], TrainingConfig(steps=40, max_tokens=400, warmup=20), show_progress=False)
-    assert log[-1]["valid_loss"] < first[-1]["valid_loss"] - 0.3
-    undo(model).eval()
-    expected = model(SOURCE, TARGET).detach()
-    found = prepare(model)(SOURCE, TARGET).detach()
-    assert (found - expected).norm() < 1e-5 * expected.norm() and len(greedy_decode(model, SOURCE)) == 3
+def test_sentencepiece_gives_its_own_ids_and_comes_back(tmp_path):
+    corpus = parts.Corpus("pairs", "en", "de", TEXTS + PAIRS, PAIRS, PAIRS)
+    tokenizer = fit_tokenizer("sentencepiece", corpus, 60)
+    tokenizer.save(tmp_path / "tokenizer.json")
+    again = load_tokenizer(tmp_path / "tokenizer.json")
+    library = parts.sentencepiece.SentencePieceProcessor(model_proto=tokenizer.model)
+    for text in (text for pair in TEXTS for text in pair):
+        assert again.encode(text) == [index + 3 for index in library.encode(text)]
+        assert again.decode([*again.encode(text), END, 7]) == text
+    assert again.encode("日")[-1] == UNKNOWN and len(again) == len(library) + 3 <= 60
+    model = random_model(len(tokenizer))
+    with pytest.raises(TypeError, match="give the WordTokenizer or SubwordTokenizer"):
+        export_to_hugging_face(model, tokenizer, tmp_path / "out")
 
 
-# Another way of writing: no token twice
-
-def write_without_repeating(model, source, extra=50):
-    said = torch.zeros(len(source), model.config.vocab_size, dtype=torch.bool)
-    left, step = (source != PAD).sum(dim=1) + extra, 0
-
-    def choose(logits):
-        nonlocal said, left, step
-        logits = logits.masked_fill(said, -math.inf)
-        token, step = logits.argmax(dim=1, keepdim=True), step + 1
-        stays = (token[:, 0] != END) & (step < left)
-        said, left = said.scatter(1, token, True)[stays], left[stays]
-        return token
-
-    return generate(model, source, choose, extra)
+def test_a_corpus_made_in_python_is_learnt_from():
+    corpus = parts.reversal_corpus()
+    tokenizer = fit_tokenizer("words", corpus, 99)
+    config = TransformerConfig(len(tokenizer), N=1, d_model=16, d_ff=16, h=2)
+    settings = TrainingConfig(steps=8, max_tokens=99, warmup=4, factor=0.1, validate_every=4)
+    _, log = train_on(corpus, tokenizer, config, settings, False)
+    assert log[-1]["valid_loss"] < log[0]["valid_loss"]
 
 
-def test_another_way_of_writing_is_put_in_from_outside():
-    model, extra = tiny(seed=3), 4
-    found = write_without_repeating(model, SOURCE, extra)
+def test_a_schedule_goes_on_where_it_stopped(tmp_path):
+    def rates(steps, schedule="cosine", stop=None, folder=None):
+        model, seen = random_model(), []
+        config = TrainingConfig(steps=steps, max_tokens=400, warmup=4, factor=0.01, save_every=1,
+                                validate_every=1, schedule=schedule)
+
+        def report(row):
+            seen.append(row["rate"])
+            if row["step"] == stop:
+                raise KeyboardInterrupt
+
+        try:
+            train(model, LEARN, LEARN[:9], config, False, folder, report=report)
+        except KeyboardInterrupt:
+            pass
+        return seen, state(model)
+
+    whole, weights = rates(12)
+    down = [0.005 * (1 + math.cos(math.pi * (step - 4) / 8)) for step in range(5, 13)]
+    assert whole == pytest.approx([0.0025, 0.005, 0.0075, 0.01, *down])
+    rates(12, stop=6, folder=tmp_path)
+    rest, again = rates(12, folder=tmp_path)
+    assert rest == whole[12 - len(rest):] and torch.equal(again, weights)
+    with pytest.raises(ValueError, match="another training configuration .schedule was 'cosine'"):
+        rates(12, "noam", folder=tmp_path)
+    assert rates(3, "noam")[0] == pytest.approx([noam_rate(k, 16, 4, 0.01) for k in (1, 2, 3)])
+    with pytest.raises(ValueError, match="schedule='step' is invalid: give one of SCHEDULES"):
+        TrainingConfig(schedule="step")
+
+
+def test_a_loss_of_ones_own_is_trained_with_and_validated_without_its_weights():
+    config = TrainingConfig(steps=1, max_tokens=4000, warmup=1)
+    model, plain = random_model(), random_model()
+    with torch.no_grad():
+        batch = pad([[*pair[0], END] for pair in LEARN]), pad([[BEGIN, *pair[1]] for pair in LEARN])
+        log_p = plain(*batch).log_softmax(-1)
+        right = pad([[*pair[1], END] for pair in LEARN]).unsqueeze(-1)
+        log_p = log_p.gather(-1, right)
+        expected = -((1 - log_p.exp()) ** 2 * log_p).mean()
+    row, = train(model, LEARN, LEARN, config, False, loss=parts.FocalLoss)
+    assert row["train_loss"] == pytest.approx(expected.item(), rel=1e-5)
+    other, = train(plain, LEARN, LEARN, config, False)
+    assert row["valid_loss"] != other["valid_loss"] and row["valid_loss"] > 1
+
+
+def test_a_decoding_rule_of_ones_own_is_the_loop_over_whole_prefixes():
+    model, extra = built("transformer", seed=3).double(), 4
+    found = parts.generate_without_repeating(model, SOURCE, extra)
     for ids, output in zip(SOURCE, found, strict=True):
         tokens = [*output, END][: (ids != PAD).sum() + extra]
         for n, token in enumerate(tokens):
@@ -177,5 +216,49 @@ def test_another_way_of_writing_is_put_in_from_outside():
             logits[[PAD, BEGIN, *tokens[:n]]] = -math.inf
             assert logits.argmax() == token
         assert len(set(output)) == len(output)
-    assert any(len(set(ids)) < len(ids) for ids in greedy_decode(model, SOURCE, extra)), "a model that does not repeat itself"
-    assert write_without_repeating(prepare(model), SOURCE, extra) == found and short(write_without_repeating)
+    assert any(len(set(ids)) < len(ids) for ids in greedy_decode(model, SOURCE, extra))
+    assert parts.generate_without_repeating(prepare(model), SOURCE, extra) == found
+
+
+def test_a_chart_of_ones_own_has_a_table_and_is_saved(tmp_path):
+    ax = parts.length_chart(["one", "two words", "two more", "and three words"])
+    _, rows = charts.table(ax)
+    assert [row[2] for row in rows] == [0, 1, 2, 1]
+    assert save_chart(ax, tmp_path / "chart.csv").read_text().count("\n") == 5
+
+
+# From the terminal, all at once
+
+
+def test_a_plugin_brings_builder_tokenizer_schedule_and_command(tmp_path):
+    own = tmp_path / "own"
+    own.mkdir()
+    for split in ("train", "valid", "test"):
+        for side, language in enumerate(("en", "de")):
+            text = "".join(f"{pair[side]}\n" for pair in TEXTS * 3)
+            (own / f"{split}.{language}").write_text(text, encoding="utf-8")
+
+    def run(*words, plugin=True, **options):
+        command = [sys.executable, "-m", "annotated", *["--plugin", "outside_parts"] * plugin]
+        return subprocess.run([*command, *words], cwd=ROOT / "tests", capture_output=True,
+                              encoding="utf-8", **options)
+
+    sizes = "--N 1 --d-model 16 --d-ff 16 --h 2 --vocab-size 60 --max-tokens 64".split()
+    sizes += "--steps 4 --warmup 2 --device cpu".split()
+    chosen = "--builder rotary --tokenizer sentencepiece --schedule cosine".split()
+    model = str(tmp_path / "model")
+    done = run("train", str(own), "--out", model, *sizes, *chosen)
+    assert done.returncode == 0, done.stderr
+    saved = load(model)
+    assert isinstance(saved.model.encoder.layers[0].self_attention.attention, parts.Rotary)
+    assert isinstance(saved.tokenizer, parts.SentencePieceTokenizer)
+    assert saved.info["training"]["schedule"] == "cosine"
+    text = "the cat sees a dog .\n\na dog sleeps .\n"
+    done = run("translate", "--model", model, "--device", "cpu", input=text)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == saved.translate(text.splitlines(), beam=1)
+    refused = run("translate", "--model", model, plugin=False, input=text)
+    assert refused.returncode == 2 and "the builder 'rotary' is not in BUILDERS" in refused.stderr
+    assert run("shout", "--text", "hear", "--marks", "3").stdout == "HEAR!!!\n"
+    assert "there is no command shout" in run("shout", plugin=False).stderr
+    assert "No module named 'nowhere'" in run("--plugin", "nowhere", "shout").stderr

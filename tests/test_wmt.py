@@ -13,7 +13,7 @@ import time
 import pytest
 from helpers import ROOT, cells
 
-from annotated.cli import train_options
+from annotated.options import train_options
 
 sys.path.insert(0, "tools")
 PAGE = ROOT / "notebooks" / "23_wmt.ipynb"

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PAD', 'BEGIN', 'END', 'UNKNOWN', 'TOKENIZERS', 'Tokenizer', 'WordTokenizer',
-           'SubwordTokenizer', 'fit_tokenizer', 'load_tokenizer']
+           'SubwordTokenizer', 'load_tokenizer']
 
 # %% ../../notebooks/12_tokenizers.ipynb #4328e4bb
 import json
@@ -372,7 +372,7 @@ class DroppedMerges(SubwordTokenizer):
 # {"kind" of `as_dict`: class}; a class of your own is added by assignment
 TOKENIZERS = {"words": WordTokenizer, "subwords": SubwordTokenizer}
 
-
+# %% ../../notebooks/12_tokenizers.ipynb #9b0d180d
 def fit_tokenizer(name, corpus, vocab_size):
     """The tokenizer "bpe", "wordpiece", or of a kind in TOKENIZERS, learnt from a corpus (5.1).
 
@@ -386,7 +386,7 @@ def fit_tokenizer(name, corpus, vocab_size):
                          "module that adds it to TOKENIZERS")
     return TOKENIZERS[name].fit_corpus(corpus, vocab_size)
 
-
+# %% ../../notebooks/12_tokenizers.ipynb #9b0d180e
 def load_tokenizer(path):
     """The tokenizer that `save` wrote to `path`, of any kind in TOKENIZERS.
 

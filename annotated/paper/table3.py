@@ -195,7 +195,7 @@ def task_facts(row, seed, corpus, tokenizer):
     """What decides a run, for JSON: row, seed, data, vocabulary, configurations, decoding."""
     return {"row": row.name, "seed": seed, "data": str(corpus),
             "vocabulary": vocabulary_digest(tokenizer),
-            "model": asdict(row.config), "training": asdict(replace(row.training, seed=seed)),
+            "model": asdict(row.config), "training": replace(row.training, seed=seed).facts(),
             "decoding": DECODING}
 
 

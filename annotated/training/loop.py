@@ -60,6 +60,11 @@ class TrainingConfig:
     clip: float = 0.0  # the gradient's largest norm, a longer one is shortened; 0: none is
     patience: int = 0  # rows of the log without a lower validation loss that end it; 0: none do
 
+    def facts(self):
+        """The fields as a dict, without a schedule "noam": what was made before has no schedule."""
+        return {name: value for name, value in asdict(self).items()
+                if (name, value) != ("schedule", "noam")}
+
     def __post_init__(self):
         for name in (field.name for field in fields(self) if field.type is int):
             value, least = getattr(self, name), 0 if name in ("seed", "patience") else 1

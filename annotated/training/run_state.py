@@ -31,16 +31,15 @@ def run_facts(model, config, pairs, tokenizer=None):
 
     pairs: the splits, each a list of pairs of ids, or something that knows its `digest`.
     """
-    digest, free = hashlib.sha256(), "steps patience save_every keep_last max_skipped".split()
+    digest, free = hashlib.sha256(), ["steps", "patience", "save_every", "keep_last"]
     for split in pairs:
         for part in [split.digest] if hasattr(split, "digest") else map(repr, split):
             digest.update(part.encode())
     vocabulary = None
     if tokenizer is not None:
         vocabulary = hashlib.sha256(json.dumps(tokenizer.as_dict()).encode()).hexdigest()
-    later = {"clip": 0.0, "schedule": "noam"}  # with these values they are not noted: earlier
-    training = {name: value for name, value in asdict(config).items()  # checkpoints lack them
-                if name not in free and later.get(name) != value}
+    free += ["max_skipped"] if config.clip else ["max_skipped", "clip"]  # earlier ones lack it
+    training = {name: value for name, value in config.facts().items() if name not in free}
     built = {} if (name := builder_of(model)) == "transformer" else {"builder": name}
     return {"vocabulary": vocabulary, "model": asdict(model.config) | built,
             "training configuration": training, "corpus": digest.hexdigest()}

@@ -16,9 +16,9 @@ from nltk import Tree as LibraryTree
 from test_trees import trees
 
 from annotated import results
-from annotated.cli import Parse
 from annotated.data.tokenizers import BEGIN, END
 from annotated.model.transformer import Transformer, TransformerConfig
+from annotated.options import Parse
 from annotated.paper import parsing
 from annotated.paper.parsing import (
     LEAF,

@@ -1,0 +1,200 @@
+"""Ten changes from outside the package, as a user would write them; `--plugin outside_parts`."""
+
+import base64
+import io
+import math
+from dataclasses import dataclass
+
+import sentencepiece
+import torch
+from matplotlib import pyplot as plt
+from torch import nn
+
+from annotated.cli import COMMANDS
+from annotated.data.corpora import Corpus
+from annotated.data.tokenizers import END, PAD, SPECIAL_PIECES, TOKENIZERS, Tokenizer
+from annotated.model.attention import DotProductAttention
+from annotated.model.feed_forward import PositionwiseFeedForward
+from annotated.model.transformer import Transformer
+from annotated.options import read_options
+from annotated.training.builders import BUILDERS
+from annotated.training.label_smoothing import LabelSmoothingLoss
+from annotated.training.schedule import SCHEDULES
+from annotated.translation.search import generate
+
+# 1. Another activation
+
+
+class GeluFeedForward(PositionwiseFeedForward):
+    def forward(self, x):
+        return self.W_2(self.dropout(nn.functional.gelu(self.W_1(x))))
+
+
+def with_gelu(config):
+    model = Transformer(config)
+    for layer in (*model.encoder.layers, *model.decoder.layers):
+        sizes = config.d_model, config.d_ff, config.feed_forward_dropout
+        layer.feed_forward = GeluFeedForward(*sizes)
+    return model
+
+
+# 2. RMSNorm (Zhang and Sennrich, 2019)
+
+
+def with_rms_norm(config):
+    model = Transformer(config)
+    for module in list(model.modules()):
+        if isinstance(getattr(module, "norm", None), nn.LayerNorm):
+            module.norm = nn.RMSNorm(config.d_model, eps=1e-6)
+    return model
+
+
+# 3. Rotary positions (Su et al., 2021): queries and keys turn by angles that grow with positions
+
+
+class Rotary(DotProductAttention):
+    def turned(self, x, start):
+        places = torch.arange(start, start + x.size(-2), dtype=torch.float64)[:, None]
+        pairs = torch.arange(0, x.size(-1), 2, dtype=torch.float64) / x.size(-1)
+        angles, even, odd = places * 10_000.0**-pairs, x[..., ::2], x[..., 1::2]
+        cos, sin = angles.cos().to(x), angles.sin().to(x)
+        return torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1).flatten(-2)
+
+    def forward(self, query, key, value, mask=None):
+        newest = key.size(-2) - query.size(-2)  # the queries are the last of the positions
+        return super().forward(self.turned(query, newest), self.turned(key, 0), value, mask)
+
+
+class NoPositions(nn.Module):
+    def forward(self, x, start=0):
+        return x
+
+
+def with_rotary(config):
+    model = Transformer(config)
+    model.source_positions = model.target_positions = NoPositions()
+    for layer in (*model.encoder.layers, *model.decoder.layers):
+        layer.self_attention.attention = Rotary()
+    return model
+
+
+BUILDERS.update(gelu=with_gelu, rms_norm=with_rms_norm, rotary=with_rotary)
+
+# 4. SentencePiece (Kudo and Richardson, 2018): its ids are moved up by the four special ones
+
+
+class SentencePieceTokenizer(Tokenizer):
+    def __init__(self, model):
+        self.model, self.library = model, sentencepiece.SentencePieceProcessor(model_proto=model)
+        pieces = map(self.library.id_to_piece, range(1, len(self.library)))
+        self.table = [*SPECIAL_PIECES, *pieces]  # its id 0 is its own unknown
+
+    @classmethod
+    def fit_corpus(cls, corpus, vocab_size):
+        texts, model = [text for pair in corpus.train for text in pair], io.BytesIO()
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(texts), model_writer=model, hard_vocab_limit=False, bos_id=-1,
+            vocab_size=vocab_size - 3, eos_id=-1, minloglevel=2)
+        return cls(model.getvalue())
+
+    def encode_batch(self, texts, language=None):
+        return [[index + 3 for index in ids] for ids in self.library.encode(list(texts))]
+
+    def decode(self, ids):
+        ids = list(map(int, ids))
+        ids = ids[:ids.index(END)] if END in ids else ids
+        return self.library.decode([index - 3 for index in ids if index > END])
+
+    def pieces(self, ids):
+        return [self.table[index] for index in ids]
+
+    def as_dict(self):
+        return {"kind": "sentencepiece", "model": base64.b64encode(self.model).decode()}
+
+    @classmethod
+    def from_dict(cls, data):
+        return cls(base64.b64decode(data["model"]))
+
+
+TOKENIZERS["sentencepiece"] = SentencePieceTokenizer
+
+# 5. A corpus
+
+
+def reversal_corpus(count=40):
+    """Digits, and the same ones the other way round."""
+    pairs = [(" ".join(f"{n:04d}"), " ".join(f"{n:04d}"[::-1])) for n in range(count)]
+    return Corpus("reversal", "en", "de", pairs[8:], pairs[:4], pairs[4:8])
+
+
+# 6. A schedule: up in a line, then down half a cosine
+
+
+def cosine(optimizer, config, d_model):
+    def rate(step):
+        rest = (step + 1 - config.warmup) / (config.steps - config.warmup)
+        return config.factor * min((step + 1) / config.warmup, (1 + math.cos(math.pi * rest)) / 2)
+
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
+
+
+SCHEDULES["cosine"] = cosine
+
+# 7. A loss: right words that are sure already count less (focal loss; Lin et al., 2017)
+
+
+class FocalLoss(LabelSmoothingLoss):
+    def of_hidden(self, hidden, weight, target):
+        real = target != self.pad_id
+        log_p = (hidden[real] @ weight.T).log_softmax(dim=-1)
+        log_p = log_p.gather(1, target[real].unsqueeze(1))
+        return -((1 - log_p.exp()) ** 2 * log_p).sum() if self.smoothing else -log_p.sum()
+
+
+# 8. A decoding rule: no token twice
+
+
+def generate_without_repeating(model, source, extra=50):
+    used = torch.zeros(len(source), model.config.vocab_size, dtype=torch.bool)
+    left, step = (source != PAD).sum(dim=1) + extra, 0
+
+    def next_token(logits):
+        nonlocal used, left, step
+        logits = logits.masked_fill(used, -math.inf)
+        token, step = logits.argmax(dim=1, keepdim=True), step + 1
+        stays = (token[:, 0] != END) & (step < left)
+        used, left = used.scatter(1, token, True)[stays], left[stays]
+        return token
+
+    return generate(model, source, next_token, extra)
+
+
+# 9. A chart
+
+
+def length_chart(texts):
+    """How many words texts have."""
+    figure, ax = plt.subplots()
+    counts = [len(text.split()) for text in texts]
+    ax.bar(range(max(counts) + 1), [counts.count(n) for n in range(max(counts) + 1)])
+    return ax
+
+
+# 10. A command with an option
+
+
+@dataclass
+class Shout:
+    """Print a text in capitals."""
+
+    text: str = "annotated"  # what is printed
+    marks: int = 1  # exclamation marks behind it
+
+
+def shout(arguments):
+    """Print a text in capitals."""
+    options = read_options(Shout, "shout", arguments)
+    print(options.text.upper() + "!" * options.marks)
+
+
+COMMANDS["shout"] = shout

@@ -1,0 +1,55 @@
+"""The options of the commands: each field has its flag and its words; presets give way to flags."""
+
+import re
+from dataclasses import fields
+
+import pytest
+
+from annotated import cli
+from annotated.model.transformer import TransformerConfig
+from annotated.options import Vary, command_line, read_options, train_options
+from annotated.training import loop
+from annotated.training.loop import TrainingConfig
+
+
+def test_help_says_what_every_field_means(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "100")
+    for command in cli.COMMANDS:
+        with pytest.raises(SystemExit) as stopped:
+            cli.main([command, "--help"])
+        text = capsys.readouterr().out
+        assert stopped.value.code == 0 and max(map(len, text.splitlines()[1:])) <= 100
+        lines = [" ".join(line.strip("│ ").split()) for line in text.splitlines()]
+        options = [line for line in lines if line.startswith("--")]
+        assert len(options) >= 4
+        said = re.sub(r"\s+", " ", text.replace("│", " "))
+        for option in options:
+            flag = option.split()[0]
+            after = said[said.index(flag + " " if flag + " " in said else flag) :]
+            words = re.sub(r"--\S+|\{.*?\}(\|\w+)?|\b[A-Z]+\b", "", after)[:200].strip()
+            assert words and not words.startswith("(default"), f"{command} {flag}: what does it mean?"
+    with pytest.raises(SystemExit):
+        cli.main(["train", "--help"])
+    text = capsys.readouterr().out
+    for field in (*fields(TransformerConfig), *fields(TrainingConfig)):
+        found = re.search(f"--{field.name.replace('_', '-')}[ ,]", text)
+        assert bool(found) == (field.name != "pad_id"), field.name
+
+
+def test_options_are_the_presets_but_for_what_is_given():
+    for name, (sizes, config) in loop.PRESETS.items():
+        read = train_options(["--out", "x", "--preset", name])
+        assert (read.sizes, read.training) == (sizes, config)
+    assert train_options(["--out", "x"]).training == loop.PRESETS["toy"][1]
+    assert train_options(["multi30k", "--out", "x"]).sizes == loop.PRESETS["small"][0]
+    words = "--out x --preset big --dropout 0.1 --d_ff 8 --compile --schedule noam".split()
+    read = train_options(words)
+    assert read.sizes == TransformerConfig.big(dropout=0.1, d_ff=8) and read.training.compile
+
+
+@pytest.mark.parametrize("number", ["0", "-1"])
+def test_a_number_that_makes_no_sense_is_named_with_its_flag(number):
+    words = ["toy", "--out", "x", "--seeds", number]
+    with pytest.raises(ValueError, match=f"--seeds {number}: give a number above 0"):
+        read_options(Vary, "vary", words)
+    assert command_line("vary", ["two words"]) == "annotated vary 'two words'"
