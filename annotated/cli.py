@@ -7,7 +7,10 @@ __all__ = []
 
 # %% ../notebooks/96_cli.ipynb #ddd803fd
 import json
+import os
+import signal
 import sys
+import tempfile
 import time
 from dataclasses import asdict, replace
 from importlib import import_module
@@ -91,16 +94,25 @@ def _reporter(folder=None):
 
 # %% ../notebooks/96_cli.ipynb #d5f428e8
 def _save_trained(options, model, tokenizer, corpus, **info):
-    """Save a model, or the mean of its last checkpoints if the options want it, in --out."""
+    """Save a model, or the mean of its last checkpoints if the options want it, in --out.
+
+    Where there is no room, it goes into the folder for temporary files; returns the folder.
+    """
     from annotated.training import checkpoints
 
     last = []
     if options.average:
         last = checkpoints.run_checkpoints(options.checkpoints, scheduled=True)[-options.average :]
         model.load_state_dict(checkpoints.average_checkpoints(last))
-    languages = {name: getattr(corpus, name) for name in _LANGUAGES}
-    checkpoints.save_checkpoint(options.out, model, tokenizer, corpus=corpus.name, **languages,
-                                averaged=[path.name for path in last], **info)
+    info |= {name: getattr(corpus, name) for name in _LANGUAGES}
+    info |= {"corpus": corpus.name, "averaged": [path.name for path in last]}
+    second = Path(tempfile.gettempdir(), f"annotated-{options.out.name}-{os.getpid()}")
+    try:
+        checkpoints.save_checkpoint(options.out, model, tokenizer, **info)
+    except OSError as error:
+        checkpoints.save_checkpoint(second, model, tokenizer, **info)
+        raise OSError(f"{options.out} could not be written ({error}): the model is in {second}, "
+                      "move it to where there is room") from None
 
 
 def _train(arguments, build=None, loss=None):
@@ -170,6 +182,10 @@ def _translate(arguments):
     from annotated.training import distributed
     from annotated.translation import search as translation_search
 
+    if options.output != "-":
+        files.check_output(options.output)
+    elif sys.stdout is None:
+        raise ValueError("standard output is closed: name a file with --output")
     fast.keep_memory()
     device = distributed.check_device(distributed.choose_device(options.device))
     translation_search.check_beam(options.beam, options.alpha)
@@ -199,6 +215,8 @@ def _clean(arguments):
     from annotated import files, results
     from annotated.data import corpora
 
+    if options.out:
+        files.check_output(options.out)
     pairs = corpora.read_pairs(options.source, options.target, errors="replace")
     for _ in corpora.clean_pairs(pairs, counts, options.max_length, options.max_ratio):
         pass
@@ -220,6 +238,8 @@ def _score(arguments):
     from annotated.training import loop as training
     from annotated.translation import scores as translation_scores
 
+    path = options.results / f"{options.split}.json"
+    files.check_output(path)
     fast.keep_memory()
     saved = _loaded(options.model)
     source, target = languages = [saved.info[name] for name in _LANGUAGES]
@@ -238,7 +258,6 @@ def _score(arguments):
         outputs = [join(line.split(" ")) for line in outputs]
     plain = corpora.load_corpus(options.references or options.corpus, None, *languages)
     references = [text for _, text in getattr(plain, options.split)]
-    path = options.results / f"{options.split}.json"
     report = translation_scores.bleu_report(outputs, references, target, loss, path=path)
     searched = f"beam {options.beam}, alpha {options.alpha}" if options.beam > 1 else "greedy"
     what = f"{options.data or f'{options.corpus} {options.split}'}, {source} to {target}"
@@ -272,6 +291,8 @@ def _export(arguments):
     sentences = list(filter(str.strip, lines))[: options.limit]
     if (options.check or options.report) and not sentences:
         raise ValueError(f"--check {options.check} holds no sentences: give a file of them")
+    if options.report:
+        files.check_output(options.report)
     saved = _loaded(options.model)
     corpus = options.data or saved.info.get("corpus")
     languages = {name: saved.info.get(name, "de") for name in _LANGUAGES}
@@ -323,6 +344,12 @@ def main(arguments=None):
         if name not in COMMANDS:
             raise ValueError(f"there is no command {name}: give one of {', '.join(COMMANDS)}")
         return COMMANDS[name](rest) or 0
+    except BrokenPipeError:  # whoever reads has enough, like `head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print(f"annotated {name}: interrupted", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
     except (ValueError, OSError, MemoryError, ImportError) as error:
         mend = "; install it with pip" if isinstance(error, ImportError) else ""
         print(f"annotated {name}: error: {' '.join(str(error).split())}{mend}", file=sys.stderr)

@@ -16,6 +16,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import subprocess
 import sys
 import tarfile
@@ -37,21 +38,51 @@ def _part_of(path):
     return path.with_name(f".{path.name}.part-{secrets.token_hex(4)}")  # two processes may write
 
 # %% ../notebooks/80_files.ipynb #ffc4c3bc
+def check_output(path):
+    """Make the folder of a file that will be written later; OSError if it cannot be one."""
+    path = Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder: give the name of a file")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise PermissionError(f"{path} cannot be written: give another name, or change its mode")
+
+
+def _replaceable(path):
+    """The plain file that a name leads to, there or not yet; None for devices, pipes and such."""
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        return Path(os.path.realpath(path))
+    target = Path(os.path.realpath(path))
+    plain = stat.S_ISREG(mode) and target.parts[1:2] not in (("dev",), ("proc",))
+    named = Path(os.path.abspath(path)).parts[1:2] not in (("dev",), ("proc",))
+    return target if plain and named else None  # /dev/stdout is a file after `> out`
+
+
 @contextlib.contextmanager
 def whole_file(path):
     """Open `path` for writing bytes so that it appears whole or not at all.
 
     The bytes go to a file beside it, reach the disk (fsync), and only then take the name. Whatever
-    goes wrong before that, what was written is removed and an older `path` stays as it was.
+    goes wrong before that, what was written is removed and an older `path` stays as it was. A
+    device or a pipe is written to as it is.
     """
-    path = Path(path)
-    part = _part_of(path)
+    check_output(path)
+    target = _replaceable(path)
+    if target is None:
+        with open(path, "ab") as file:
+            yield file
+        return
+    part = _part_of(target)
     try:
         with open(part, "xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(part, path)
+        if target.exists():
+            part.chmod(stat.S_IMODE(target.stat().st_mode))
+        os.replace(part, target)
     finally:
         part.unlink(missing_ok=True)
 
@@ -173,6 +204,8 @@ def input_lines(path):
     The carriage return before a newline and a byte order mark at the very start are dropped.
     ValueError naming file and line for text that is not UTF-8.
     """
+    if str(path) == "-" and sys.stdin is None:
+        raise ValueError("standard input is closed: name a file with --input")
     data = sys.stdin.buffer.read() if str(path) == "-" else Path(path).read_bytes()
     lines = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
     if not lines[-1]:

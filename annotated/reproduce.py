@@ -21,6 +21,8 @@ def parse(arguments):
     presets = parsing.PARSERS
     options = read_with_preset(Parse, "parse", arguments, presets, lambda options: (
         options.treebank if options.treebank in presets else "gum"))
+    for path in filter(None, (options.results, options.trees)):
+        files.check_output(path)
     fast.keep_memory()
     decoding.check_beam(options.beam, options.alpha)
     device = distributed.check_device(distributed.choose_device(options.device))
@@ -46,6 +48,7 @@ def parse(arguments):
 def vary(arguments):
     """Train the rows of Table 3."""
     options = read_options(Vary, "vary", arguments)
+    from annotated import files
     from annotated.fast import chunked_loss
     from annotated.fast import prepare as fast
     from annotated.paper import table3
@@ -53,6 +56,7 @@ def vary(arguments):
 
     scale = options.scale or (options.corpus if options.corpus in table3.SCALES else "multi30k")
     device = distributed.check_device(distributed.choose_device(options.device))
+    files.check_output(options.out)
     fast.keep_memory()
     results = table3.sweep(
         options.corpus, options.out, options.work, scale, options.rows, options.seeds, device,

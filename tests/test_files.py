@@ -4,6 +4,8 @@ import gzip
 import io
 import json
 import os
+import stat
+import subprocess
 import sys
 import tarfile
 
@@ -11,7 +13,15 @@ import pytest
 from publishing import PACK, left_over, special, tar
 
 from annotated import files
-from annotated.files import input_lines, stream_lines, whole_file, whole_folder, write_json
+from annotated.files import (
+    check_output,
+    input_lines,
+    stream_lines,
+    whole_file,
+    whole_folder,
+    write_json,
+    write_text,
+)
 
 
 def read_lines(path):
@@ -180,4 +190,79 @@ def test_text_that_is_not_utf_8_is_named_with_its_line(tmp_path, monkeypatch):
         input_lines(tmp_path / "in.txt")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff")))
     with pytest.raises(ValueError, match="standard input, line 1: not UTF-8"):
+        input_lines("-")
+
+
+# --- what is no plain file
+
+
+def node(path, kind):
+    """A pipe, or a copy of a device; never the system's own."""
+    if kind == "pipe":
+        os.mkfifo(path)
+        return os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, {"null": 3, "full": 7}[kind]))
+        return os.open(path, os.O_RDONLY)
+    except PermissionError:
+        pytest.skip("only root makes devices, and not in every container")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "null", "full"])
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_device_or_a_pipe_is_written_to_and_stays_what_it_is(tmp_path, kind, linked):
+    path = tmp_path / "node"
+    reader, before = node(path, kind), os.lstat(path)
+    if linked:
+        path = tmp_path / "link"
+        path.symlink_to("node")
+    if kind == "full":
+        with pytest.raises(OSError, match="No space left"):
+            write_text(path, "text")
+    else:
+        write_text(path, "text")
+    assert os.read(reader, 9) == (b"text" if kind == "pipe" else b"") or kind == "full"
+    os.close(reader)
+    after = os.lstat(tmp_path / "node")
+    assert (after.st_ino, after.st_mode, after.st_rdev) == (before.st_ino, before.st_mode,
+                                                           before.st_rdev)
+    assert left_over(tmp_path) == []
+
+
+def test_a_plain_file_is_replaced_through_links_and_keeps_its_mode(tmp_path):
+    (tmp_path / "far").mkdir()
+    target, link = tmp_path / "far" / "file", tmp_path / "link"
+    link.symlink_to("second")
+    (tmp_path / "second").symlink_to("far/file")
+    write_text(link, "new")  # the links lead to nothing yet
+    assert target.read_text() == "new"
+    target.chmod(0o640)
+    write_text(link, "newer")
+    assert target.read_text() == "newer" and stat.S_IMODE(target.stat().st_mode) == 0o640
+    assert link.is_symlink() and left_over(tmp_path) == left_over(tmp_path / "far") == []
+
+
+def test_what_standard_output_held_before_stays(tmp_path):
+    code = "from annotated.files import write_text; write_text('/dev/stdout', 'new')"
+    (tmp_path / "log").write_text("old ")
+    with open(tmp_path / "log", "a") as log:
+        subprocess.run([sys.executable, "-c", code], stdout=log, check=True)
+    assert (tmp_path / "log").read_text() == "old new"
+
+
+def test_a_name_that_cannot_be_written_is_refused_before_work_begins(tmp_path):
+    (tmp_path / "file").write_text("")
+    for path, kind, words in ((tmp_path, IsADirectoryError, "is a folder: give the name"),
+                              (tmp_path / "file" / "x", OSError, "(?i)not a directory|exists")):
+        with pytest.raises(kind, match=words):
+            check_output(path)
+        with pytest.raises(kind, match=words):
+            write_text(path, "text")
+    check_output(tmp_path / "new" / "folder" / "file")
+    assert (tmp_path / "new" / "folder").is_dir() and list(tmp_path.rglob("*.part-*")) == []
+
+
+def test_a_closed_standard_input_is_named(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(ValueError, match="standard input is closed: name a file"):
         input_lines("-")

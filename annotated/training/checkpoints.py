@@ -96,12 +96,20 @@ def checkpoint_contents(model, tokenizer=None, optimizer=None, progress=None, **
     return contents
 
 
+def _write_weights(path, tensors):
+    """Write tensors to a file; the library's own error for a full disk becomes an OSError."""
+    try:
+        save_file(tensors, path)
+    except SafetensorError as error:
+        raise OSError(f"{path.name} could not be written ({error}): make room") from None
+
+
 def write_checkpoint(folder, contents):
     """Write what `checkpoint_contents` returned, and a manifest, into a new folder."""
     with whole_folder(folder) as part:
         for file, content in contents.items():
             if file in (WEIGHTS, OPTIMIZER):
-                save_file(content, part / file)
+                _write_weights(part / file, content)
             elif file == TOKENIZER:
                 content.save(part / file)
             else:

@@ -232,10 +232,11 @@ def train(model, train_pairs, valid_pairs, config, show_progress=True, run_folde
     A row: step; train_loss (smoothed, with dropout, nats a token, since the last row); valid_loss
     and valid_perplexity (neither); rate; tokens (real ones, so far); gradient_norm (unclipped, a
     mean since the last row); skipped (steps whose gradients were not finite). run_folder: for the
-    log and checkpoints, with the `tokenizer`; the run goes on from the newest, and SIGTERM ends it
-    with status 75. report: gets each row, with the speed; callbacks: more of them. Sets the
-    global seed. All ranks call this. ValueError for pairs that do not fit, a loss that runs away,
-    a folder of another run, ranks that differ; MemoryError for a batch that is too large.
+    log and checkpoints, with the `tokenizer`; the run goes on from the newest, and SIGTERM, SIGHUP
+    or Ctrl-C ends it with status 75. report: gets each row, with the speed; callbacks: more of
+    them. Sets the global seed. All ranks call this. ValueError for pairs that do not fit, a loss
+    that runs away, a folder of another run, ranks that differ; MemoryError for a batch that is too
+    large.
     """
     train_arrays, valid_arrays = as_arrays(train_pairs), as_arrays(valid_pairs)
     check_fit(config.max_tokens, train_pairs=train_arrays, valid_pairs=valid_arrays)

@@ -207,3 +207,36 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_its_error_ends_the_r
             hook=lambda *_: (passes.append(1), time.sleep(0.005))[0])
     assert seen[0] > 0, "the loop stood still"
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["step-00000010"]
+
+
+@pytest.mark.parametrize("name", ["SIGHUP", "SIGINT"])
+def test_a_lost_connection_and_ctrl_c_save_as_sigterm_does(name, undisturbed, tmp_path, capsys):
+    number = getattr(signal, name)
+    before = signal.getsignal(number)
+    calls = []
+
+    def kill(*_):
+        calls.append(1)
+        if len(calls) == 1 + 2 * 3 + 2 + 1:  # in step 4, as above
+            signal.raise_signal(number)
+
+    with pytest.raises(SystemExit) as stopped:
+        run(tmp_path / "run", hook=kill)
+    assert stopped.value.code == INTERRUPTED and signal.getsignal(number) is before
+    assert "interrupted after step 4: the checkpoint is saved" in capsys.readouterr().err
+    assert torch.equal(state(run(tmp_path / "run", seed=5)[1]), undisturbed[2])
+
+
+def test_a_second_ctrl_c_ends_at_once_and_nohup_stays_in_force(tmp_path, monkeypatch):
+    def twice(run):
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny(), PAIRS, PAIRS, LONG, False, tmp_path / "run",
+              callbacks=[Record(("on_step", 4), twice)])
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    hang_up = Record(("on_step", 4), lambda run: signal.raise_signal(signal.SIGHUP))
+    log = train(tiny(), PAIRS, PAIRS, LONG, False, tmp_path / "run", callbacks=[hang_up])
+    assert log[-1]["step"] == LONG.steps and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    signal.signal(signal.SIGHUP, before)
