@@ -60,8 +60,8 @@ def _corpus_with_tokenizer(options):
         return corpus, corpus.tokenizer
     corpus = corpora.load_corpus(name, None, options.source, options.target)
     if not isinstance(corpus.train, list):
-        mend = f"annotated prepare {name} FOLDER --vocab-size 37000, then give FOLDER in its place"
-        raise ValueError(f"{name} is too large to be held in memory: {mend}")
+        hint = f"annotated prepare {name} FOLDER --vocab-size 37000, then give FOLDER in its place"
+        raise ValueError(f"{name} is too large to be held in memory: {hint}")
     name = tokenizer or ("words" if name == "toy" else "bpe")
     return corpus, tokenizers.fit_tokenizer(name, corpus, options.sizes.vocab_size)
 
@@ -327,7 +327,7 @@ USAGE = "\n".join([
 def main(arguments=None):
     """Do what the words of a terminal say, as `annotated --help` explains; returns the exit status.
 
-    A mistake that a user can mend is told on standard error, with exit status 2.
+    A mistake that a user can correct is told on standard error, with exit status 2.
     """
     words, name = list(sys.argv[1:] if arguments is None else arguments), "--plugin"
     try:
@@ -351,6 +351,6 @@ def main(arguments=None):
         print(f"annotated {name}: interrupted", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
     except (ValueError, OSError, MemoryError, ImportError) as error:
-        mend = "; install it with pip" if isinstance(error, ImportError) else ""
-        print(f"annotated {name}: error: {' '.join(str(error).split())}{mend}", file=sys.stderr)
+        hint = "; install it with pip" if isinstance(error, ImportError) else ""
+        print(f"annotated {name}: error: {' '.join(str(error).split())}{hint}", file=sys.stderr)
         sys.exit(2)

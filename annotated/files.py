@@ -164,8 +164,8 @@ def open_text(path, member=None):
             unpack = {".gz": gzip.open, ".xz": lzma.open}.get(Path(member or path).suffix)
             yield file if unpack is None else stack.enter_context(unpack(file))
     except (EOFError, gzip.BadGzipFile, lzma.LZMAError, tarfile.TarError, zlib.error) as error:
-        mend = "delete it and put a good copy in its place"
-        raise ValueError(f"{path} is damaged ({error}): {mend}") from error
+        hint = "delete it and put a good copy in its place"
+        raise ValueError(f"{path} is damaged ({error}): {hint}") from error
 
 # %% ../notebooks/80_files.ipynb #84d7c914
 def stream_lines(path, member=None, errors="strict"):
@@ -216,8 +216,8 @@ def input_lines(path):
             sentences.append(line.removesuffix(b"\r").decode("utf-8"))
         except UnicodeDecodeError as error:
             name = "standard input" if str(path) == "-" else path
-            mend = "convert it, with iconv for example"
-            raise ValueError(f"{name}, line {number}: not UTF-8 ({error.reason}); {mend}") from None
+            hint = "convert it, with iconv for example"
+            raise ValueError(f"{name}, line {number}: not UTF-8 ({error.reason}); {hint}") from None
     return sentences
 
 # %% ../notebooks/80_files.ipynb #a2fc0f2a

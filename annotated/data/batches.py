@@ -47,8 +47,8 @@ class Batch:
         for index, (source, target) in enumerate(pairs):
             least = min((*source, *target), default=UNKNOWN)
             if least < UNKNOWN:
-                mend = "give ids as `encode` returns them, without padding, begin and end"
-                raise ValueError(f"pair {index} holds the special id {least}: {mend}")
+                hint = "give ids as `encode` returns them, without padding, begin and end"
+                raise ValueError(f"pair {index} holds the special id {least}: {hint}")
         source = pad([[*source, END] for source, _ in pairs])  # (batch, n)
         target = pad([[BEGIN, *target, END] for _, target in pairs])  # (batch, m + 1)
         return cls(source, target[:, :-1], target[:, 1:])
@@ -79,15 +79,15 @@ def token_batches(lengths, max_tokens, order="bucketed", seed=0):
     """
     lengths = np.asarray(lengths)
     if lengths.ndim != 2 or lengths.shape[1] != 2 or not len(lengths):
-        mend = "give (pairs, 2), source and target, at least one pair"
-        raise ValueError(f"lengths have shape {lengths.shape}: {mend}")
+        hint = "give (pairs, 2), source and target, at least one pair"
+        raise ValueError(f"lengths have shape {lengths.shape}: {hint}")
     if order not in ("bucketed", "sorted", "random"):
         raise ValueError(f"order={order!r} is unknown: give 'bucketed', 'sorted' or 'random'")
     longer = lengths.max(axis=1)
     if longer.max() > max_tokens:
-        worst, mend = int(longer.argmax()), "raise max_tokens, or leave the pair out"
+        worst, hint = int(longer.argmax()), "raise max_tokens, or leave the pair out"
         what = f"pair {worst} has {longer[worst]} tokens, more than max_tokens={max_tokens}"
-        raise ValueError(f"{what}: {mend}")
+        raise ValueError(f"{what}: {hint}")
     generator = np.random.default_rng(seed)
     indices = generator.permutation(len(lengths))
     if order != "random":
@@ -158,8 +158,8 @@ def arrays_of(pairs, dtype):
     if len(ids) and ids.min() < UNKNOWN:
         pair = offsets.searchsorted((ids < UNKNOWN).argmax(), side="right") - 1
         least = ids[offsets[pair] : offsets[pair] + sizes[pair]].min()
-        mend = "give ids as `encode` returns them, without padding, begin and end"
-        raise ValueError(f"pair {pair} holds the special id {least}: {mend}")
+        hint = "give ids as `encode` returns them, without padding, begin and end"
+        raise ValueError(f"pair {pair} holds the special id {least}: {hint}")
     return ids, offsets, lengths
 
 

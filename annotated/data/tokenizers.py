@@ -116,8 +116,8 @@ def _check_pairs(pairs):
             raise TypeError(f"pairs holds {pair!r:.80}, {expected}")
         yield pair
     if pair is None:
-        mend = "a vocabulary needs sentences to be built from, such as corpus.train"
-        raise ValueError(f"pairs is empty: {mend}")
+        hint = "a vocabulary needs sentences to be built from, such as corpus.train"
+        raise ValueError(f"pairs is empty: {hint}")
 
 
 def _check_strings(*lists):
@@ -137,8 +137,8 @@ def splitter(language):
     try:
         return spacy.blank(language).tokenizer
     except ImportError as error:
-        mend = "give a code such as 'en', 'de' or 'fr'"
-        raise ValueError(f"spaCy knows no language {language!r}; {mend}") from error
+        hint = "give a code such as 'en', 'de' or 'fr'"
+        raise ValueError(f"spaCy knows no language {language!r}; {hint}") from error
 
 
 def split_words(text, language):
@@ -395,8 +395,8 @@ def load_tokenizer(path):
     """
     path = Path(path)
     if not path.is_file():
-        mend = "make one with fit(...).save(path)"
-        raise FileNotFoundError(f"there is no tokenizer at {path}: {mend}")
+        hint = "make one with fit(...).save(path)"
+        raise FileNotFoundError(f"there is no tokenizer at {path}: {hint}")
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         kind = data["kind"]
@@ -406,5 +406,5 @@ def load_tokenizer(path):
         return TOKENIZERS[kind].from_dict(data)
     except Exception as error:  # the library raises bare exceptions
         what = f"{path} is not a tokenizer that save wrote ({type(error).__name__}: {error})"
-        mend = "fit it anew on the same training pairs and save it again"
-        raise ValueError(f"{what}: {mend}") from error
+        hint = "fit it anew on the same training pairs and save it again"
+        raise ValueError(f"{what}: {hint}") from error

@@ -70,6 +70,6 @@ class LearnedPositionalEmbedding(nn.Module):
         """start: as in PositionalEncoding. ValueError: past max_length."""
         end, most = start + x.size(1), len(self.table)
         if end > most:
-            mend = "shorten the input, train with a larger max_length, or use sinusoidal positions"
-            raise ValueError(f"length {end} is past the table's max_length={most}: {mend}")
+            hint = "shorten the input, train with a larger max_length, or use sinusoidal positions"
+            raise ValueError(f"length {end} is past the table's max_length={most}: {hint}")
         return self.dropout(x + self.table[start:end].to(x))

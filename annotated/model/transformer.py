@@ -20,10 +20,10 @@ from annotated.model.stacks import Decoder, Encoder
 def _check_config(config):
     """Raise a ValueError that names the first field of a `TransformerConfig` that is invalid."""
 
-    def need(names, fits, mend):
+    def need(names, fits, valid):
         for name in names.split():
             if not fits(value := getattr(config, name)):
-                raise ValueError(f"{name}={value!r} is invalid: give {mend}")
+                raise ValueError(f"{name}={value!r} is invalid: give {valid}")
 
     def whole(x):
         return type(x) is int and x >= 1
@@ -45,7 +45,7 @@ def _check_config(config):
 class TransformerConfig:
     """Sizes and choices of a model in the paper's symbols; by default the base model (Table 3).
 
-    ValueError for an invalid field, naming it, its value and the mend.
+    ValueError for an invalid field, naming it, its value and a valid choice.
     """
 
     vocab_size: int  # one joint vocabulary for both languages

@@ -46,26 +46,26 @@ class Checkpoint:
 def _check_savable(model, tokenizer, facts):
     """Raise a TypeError or a ValueError that names what a checkpoint cannot hold."""
     if not isinstance(model, Transformer):
-        mend = "give the Transformer itself (model.module of a distributed one)"
-        raise TypeError(f"model is a {type(model).__name__}: {mend}")
+        hint = "give the Transformer itself (model.module of a distributed one)"
+        raise TypeError(f"model is a {type(model).__name__}: {hint}")
     if tokenizer is not None and not isinstance(tokenizer, Tokenizer):
-        mend = "give a subclass of Tokenizer, or None"
-        raise TypeError(f"tokenizer is a {type(tokenizer).__name__}: {mend}")
+        hint = "give a subclass of Tokenizer, or None"
+        raise TypeError(f"tokenizer is a {type(tokenizer).__name__}: {hint}")
     if tokenizer is not None and (kind := tokenizer.as_dict()["kind"]) not in TOKENIZERS:
         raise ValueError(f"the tokenizer's kind {kind!r} is not in TOKENIZERS, so it could not be "
                          f"loaded: add its class, TOKENIZERS[{kind!r}] = "
                          f"{type(tokenizer).__name__}")
     if tokenizer is not None and len(tokenizer) > model.config.vocab_size:
         size = f"{len(tokenizer)} pieces, the model vocab_size={model.config.vocab_size}"
-        mend = "save each model with the tokenizer that it was trained with"
-        raise ValueError(f"the tokenizer has {size}: {mend}")
+        hint = "save each model with the tokenizer that it was trained with"
+        raise ValueError(f"the tokenizer has {size}: {hint}")
     for name, fact in facts.items():
         try:
             json.dumps(fact)
         except (TypeError, ValueError) as error:
-            mend = "give numbers, strings, lists or dicts"
+            hint = "give numbers, strings, lists or dicts"
             got = f"{name}={fact!r:.80} is nothing JSON can hold ({error})"
-            raise TypeError(f"{got}: {mend}") from None
+            raise TypeError(f"{got}: {hint}") from None
 
 # %% ../../notebooks/16_checkpoints.ipynb #6ade49bc
 def checkpoint_contents(model, tokenizer=None, optimizer=None, progress=None, **info):
@@ -132,9 +132,9 @@ def save_checkpoint(folder, model, tokenizer=None, *, optimizer=None, progress=N
 
 # %% ../../notebooks/16_checkpoints.ipynb #22647c76
 def _damaged(folder, name, why):
-    """The error for a folder that cannot be loaded: folder, file, what is wrong, the mend."""
-    mend = "restore the folder from a copy, or save or train the model again"
-    return ValueError(f"checkpoint {folder}, file {name}: {why}; {mend}")
+    """The error for a folder that cannot be loaded: folder, file, what is wrong, what to do."""
+    hint = "restore the folder from a copy, or save or train the model again"
+    return ValueError(f"checkpoint {folder}, file {name}: {why}; {hint}")
 
 
 def _read_json(folder, name):
@@ -159,8 +159,8 @@ def check_folder(folder, training=False):
         raise FileNotFoundError(f"there is no folder {folder} with a {MANIFEST}: name one that "
                                 "save_checkpoint wrote")
     if not (folder / MANIFEST).is_file():
-        mend = "name a folder that save_checkpoint wrote, or restore the file from a copy"
-        raise FileNotFoundError(f"checkpoint {folder}, file {MANIFEST}: missing; {mend}")
+        hint = "name a folder that save_checkpoint wrote, or restore the file from a copy"
+        raise FileNotFoundError(f"checkpoint {folder}, file {MANIFEST}: missing; {hint}")
     manifest, of_training = _read_json(folder, MANIFEST), {OPTIMIZER, PROGRESS}
     files = manifest.get("files")
     known = manifest.get("format") == 1 and isinstance(files, dict)
@@ -251,9 +251,9 @@ def load_progress(folder, model, optimizer, facts):
     difference = first_difference(progress.get("facts", {}), json.loads(json.dumps(facts)))
     if difference is not None:
         what, name, before, now = difference
-        mend = "go on with what it was made with, or give a new run folder"
+        hint = "go on with what it was made with, or give a new run folder"
         raise ValueError(f"checkpoint {folder} was made with another {what} ({name} was "
-                         f"{before!r:.40} and is now {now!r:.40}): {mend}")
+                         f"{before!r:.40} and is now {now!r:.40}): {hint}")
     model.load_state_dict(_read_weights(folder)[1])
     state = {}
     for name, tensor in load_file(folder / OPTIMIZER).items():
@@ -379,8 +379,8 @@ def average_checkpoints(paths):
         first = first or kind
         for what in kind:
             if kind[what] != first[what]:
-                mend = "average checkpoints of one training run"
-                raise ValueError(f"{folders[0]} and {folder} have different {what}: {mend}")
+                hint = "average checkpoints of one training run"
+                raise ValueError(f"{folders[0]} and {folder} have different {what}: {hint}")
         for name, tensor in weights.items():
             total[name] = total.get(name, 0) + tensor.double()
     return {name: (tensor / len(folders)).to(first["weights"][name][1])

@@ -23,8 +23,8 @@ class LabelSmoothingLoss(nn.Module):
     def __init__(self, smoothing=0.1, pad_id=0, reduction="mean"):
         super().__init__()
         if type(smoothing) not in (int, float) or not 0 <= smoothing < 1:
-            mend = "give a number from 0 up to, but not including, 1"
-            raise ValueError(f"smoothing={smoothing!r} is invalid: {mend}")
+            hint = "give a number from 0 up to, but not including, 1"
+            raise ValueError(f"smoothing={smoothing!r} is invalid: {hint}")
         if reduction not in ("mean", "sum"):
             raise ValueError(f"reduction={reduction!r} is unknown: give 'mean' or 'sum'")
         self.smoothing, self.pad_id, self.reduction = smoothing, pad_id, reduction

@@ -17,8 +17,8 @@ def noam_rate(step, d_model, warmup, factor=1.0):
     """
     for name, value in (("step", step), ("d_model", d_model), ("warmup", warmup)):
         if not value >= 1:
-            mend = "updates are counted from 1" if name == "step" else "give at least 1"
-            raise ValueError(f"{name}={value!r} is invalid: {mend}")
+            hint = "updates are counted from 1" if name == "step" else "give at least 1"
+            raise ValueError(f"{name}={value!r} is invalid: {hint}")
     return factor * d_model**-0.5 * min(step**-0.5, step * warmup**-1.5)
 
 # %% ../../notebooks/14_schedule.ipynb #2cfdfac8

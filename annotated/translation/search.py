@@ -123,11 +123,11 @@ def rule_out(scores: _Scores, allowed: Bool[Tensor, "rows vocab_size"] | None = 
 def _limits(model, source, extra):
     """How many tokens each sentence may have: as many as its source, and `extra`; at least one."""
     if model.config.pad_id != PAD:
-        mend = f"give a model with pad_id={PAD}, with which sentences are padded"
-        raise ValueError(f"pad_id={model.config.pad_id} cannot be decoded: {mend}")
+        hint = f"give a model with pad_id={PAD}, with which sentences are padded"
+        raise ValueError(f"pad_id={model.config.pad_id} cannot be decoded: {hint}")
     if extra < 0:
-        mend = "give 0 or more tokens beyond the length of the source"
-        raise ValueError(f"extra={extra} is invalid: {mend}")
+        hint = "give 0 or more tokens beyond the length of the source"
+        raise ValueError(f"extra={extra} is invalid: {hint}")
     most = model.config.max_length if model.config.positions == "learned" else None
     return ((source != PAD).sum(dim=1) + extra).clamp(1, most)
 
@@ -182,8 +182,8 @@ def sample(model, source: Int[Tensor, "batch n"], temperature=1.0, top_k=None, t
                               ("top_k", top_k, top_k is None or top_k >= 1),
                               ("top_p", top_p, top_p is None or 0 < top_p <= 1)):
         if not fits:
-            mend = "a temperature above 0, a top_k from 1 up, a top_p above 0 and at most 1"
-            raise ValueError(f"{name}={value} is invalid: give {mend}")
+            hint = "a temperature above 0, a top_k from 1 up, a top_p above 0 and at most 1"
+            raise ValueError(f"{name}={value} is invalid: give {hint}")
     generator = torch.Generator(source.device).manual_seed(seed)
 
     def draw(logits):
