@@ -156,11 +156,11 @@ def open_text(path, member=None):
                 file = stack.enter_context(open(path, "rb"))
             else:
                 tar = stack.enter_context(tarfile.open(path))
-                named = (entry for entry in tar if entry.name.removeprefix("./") == member)
-                found = next(named, None)
-                if found is None or not found.isfile():
+                named = (each for each in tar if each.name.removeprefix("./") == member)
+                entry = next(named, None)
+                if entry is None or not entry.isfile():
                     raise ValueError(f"{path} holds no file {member}: is it the right archive?")
-                file = tar.extractfile(found)
+                file = tar.extractfile(entry)
             unpack = {".gz": gzip.open, ".xz": lzma.open}.get(Path(member or path).suffix)
             yield file if unpack is None else stack.enter_context(unpack(file))
     except (EOFError, gzip.BadGzipFile, lzma.LZMAError, tarfile.TarError, zlib.error) as error:
@@ -252,5 +252,5 @@ def data_root(root=None):
 # %% ../notebooks/80_files.ipynb #febf323d
 def find_file(folder, stem):
     """The file `stem`, `stem.gz` or `stem.xz` in a folder, or None."""
-    found = (Path(folder) / f"{stem}{packing}" for packing in ("", ".gz", ".xz"))
-    return next((path for path in found if path.is_file()), None)
+    paths = (Path(folder) / f"{stem}{packing}" for packing in ("", ".gz", ".xz"))
+    return next((path for path in paths if path.is_file()), None)

@@ -302,8 +302,8 @@ class SubwordTokenizer(Tokenizer):
     def encode_batch(self, texts, language=None):
         """The ids of many texts. The language makes no difference: pieces are the same in all."""
         spaced = [" " + text if text else "" for text in _check_texts(texts)]  # first words, too
-        return [[index + len(SPECIAL_PIECES) for index in found.ids]
-                for found in self.library.encode_batch(spaced)]
+        return [[index + len(SPECIAL_PIECES) for index in encoding.ids]
+                for encoding in self.library.encode_batch(spaced)]
 
     def decode(self, ids):
         data = b"".join(self.table[index] for index in _content_ids(ids, len(self)))
@@ -356,11 +356,11 @@ class DroppedMerges(SubwordTokenizer):
         """The pieces of a word in the letters of the library."""
         pieces = list(word)
         while True:
-            found = [(self.ranks[pair], place) for place, pair in enumerate(pairwise(pieces))
+            merges = [(self.ranks[pair], place) for place, pair in enumerate(pairwise(pieces))
                      if pair in self.ranks and self.draw.random() >= self.rate]
-            if not found:
+            if not merges:
                 return pieces
-            _, place = min(found)
+            _, place = min(merges)
             pieces[place : place + 2] = [pieces[place] + pieces[place + 1]]
 
     def encode_batch(self, texts, language=None):

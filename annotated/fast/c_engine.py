@@ -155,11 +155,11 @@ def check_supported(model):
     if not isinstance(model, Transformer):
         raise ValueError(f"engine 'c' computes a Transformer, not a {type(model).__name__}: use "
                          "engine 'torch'")
-    found = foreign_part(model, Transformer, _PARTS) or next(
+    unsupported = foreign_part(model, Transformer, _PARTS) or next(
         (f"{path}, which {words}" for path, part in model.named_modules()
          if path.startswith(_PARTS) and (words := _of_its_own(part))), None)
-    if found:
-        raise ValueError(f"engine 'c' cannot compute {found}: use engine 'torch'")
+    if unsupported:
+        raise ValueError(f"engine 'c' cannot compute {unsupported}: use engine 'torch'")
 
 # %% ../../notebooks/90_c_engine.ipynb #86b79c1a
 def _versions(decoder):

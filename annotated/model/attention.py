@@ -17,7 +17,7 @@ Keys = Float[Tensor, "*#batch keys d_k"]
 Values = Float[Tensor, "*#batch keys d_v"]
 Weights = Float[Tensor, "*#batch queries keys"]
 Mask = Bool[Tensor, "*#batch #queries #keys"] | None  # True = may attend
-Found = tuple[Float[Tensor, "*#batch queries d_v"], Weights]  # output, weights
+Output = tuple[Float[Tensor, "*#batch queries d_v"], Weights]  # output, weights
 
 # %% ../../notebooks/01_attention.ipynb #bc49bbd1
 def masked_softmax(scores: Weights, mask: Mask = None) -> Weights:
@@ -33,7 +33,7 @@ def masked_softmax(scores: Weights, mask: Mask = None) -> Weights:
 
 # %% ../../notebooks/01_attention.ipynb #c149b28e
 def scaled_dot_product_attention(query: Queries, key: Keys, value: Values, mask: Mask = None,
-                                 dropout=0.0) -> Found:
+                                 dropout=0.0) -> Output:
     """softmax(Q Kᵀ / √d_k) V (section 3.2.1), returned with the weights: (output, weights).
 
     mask: True = may attend. dropout: share of the weights zeroed, the others grow to make up for it
@@ -51,7 +51,7 @@ class DotProductAttention(nn.Module):
         super().__init__()
         self.dropout = dropout
 
-    def forward(self, query: Queries, key: Keys, value: Values, mask: Mask = None) -> Found:
+    def forward(self, query: Queries, key: Keys, value: Values, mask: Mask = None) -> Output:
         """(output, weights), as the function returns them."""
         dropout = self.dropout if self.training else 0.0
         return scaled_dot_product_attention(query, key, value, mask, dropout)
@@ -70,7 +70,7 @@ class AdditiveAttention(nn.Module):
         self.v = nn.Linear(d_hidden, 1, bias=False)
 
     def forward(self, query: Float[Tensor, "*#batch queries d_query"], key: Keys, value: Values,
-                mask: Mask = None) -> Found:
+                mask: Mask = None) -> Output:
         """(output, weights), the mask as in the dot product."""
         q = self.W_q(query).unsqueeze(-2)  # (..., queries, 1, d_hidden)
         k = self.W_k(key).unsqueeze(-3)    # (..., 1, keys, d_hidden)

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from annotated.model.attention import DotProductAttention, Keys, Mask, Queries, Values
 
 # %% ../../notebooks/02_multi_head.ipynb #4391efa2
-_Asking, _Asked = Float[Tensor, "batch queries d_model"], Float[Tensor, "batch keys d_model"]
-_Found = Float[Tensor, "batch h queries d_v"]
+_QueryIn, _KeyIn = Float[Tensor, "batch queries d_model"], Float[Tensor, "batch keys d_model"]
+_Heads = Float[Tensor, "batch h queries d_v"]
 
 
 class MultiHeadAttention(nn.Module):
@@ -39,34 +39,34 @@ class MultiHeadAttention(nn.Module):
         self.W_O = nn.Linear(h * d_v, d_model, bias=False)
         self.attention = DotProductAttention(dropout)
 
-    def forward(self, query: _Asking, key: _Asked, value: _Asked, mask: Mask = None) -> _Asking:
+    def forward(self, query: _QueryIn, key: _KeyIn, value: _KeyIn, mask: Mask = None) -> _QueryIn:
         """mask: broadcasts to (batch, h, queries, keys), True = may attend."""
         return self.output(self.attend(*self.project(query, key, value), mask))
 
-    def project(self, query: _Asking, key: _Asked, value: _Asked) -> tuple[Queries, Keys, Values]:
+    def project(self, query: _QueryIn, key: _KeyIn, value: _KeyIn) -> tuple[Queries, Keys, Values]:
         """Q, K and V of all heads."""
         return self.queries(query), *self.keys_and_values(key, value)
 
-    def queries(self, query: _Asking) -> Queries:
-        """What positions ask: Q."""
+    def queries(self, query: _QueryIn) -> Queries:
+        """Project the queries and split them into heads: Q."""
         return self.split(self.W_Q(query))
 
-    def keys_and_values(self, key: _Asked, value: _Asked) -> tuple[Keys, Values]:
-        """What positions can be found by, and what they hand over: K and V."""
+    def keys_and_values(self, key: _KeyIn, value: _KeyIn) -> tuple[Keys, Values]:
+        """Project keys and values and split them into heads: K and V."""
         return self.split(self.W_K(key)), self.split(self.W_V(value))
 
     def split(self, x: Float[Tensor, "batch n h_d"]) -> Float[Tensor, "batch h n d"]:
         """Cut the last axis into heads, then swap."""
         return x.unflatten(-1, (self.h, -1)).transpose(1, 2)
 
-    def attend(self, Q: Queries, K: Keys, V: Values, mask: Mask = None) -> _Found:
-        """What each head finds."""
+    def attend(self, Q: Queries, K: Keys, V: Values, mask: Mask = None) -> _Heads:
+        """Attend in every head; returns what each of them found."""
         if mask is not None and mask.dim() == 3:
             raise ValueError(f"mask has shape {tuple(mask.shape)}: give mask.unsqueeze(1) for one "
                              "matrix a sentence, mask.unsqueeze(0) for one a head")
         return self.attention(Q, K, V, mask)[0]
 
-    def output(self, heads: _Found) -> _Asking:
+    def output(self, heads: _Heads) -> _QueryIn:
         """The heads side by side, mixed by W_O."""
         return self.W_O(heads.transpose(1, 2).flatten(-2))
 

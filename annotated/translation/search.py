@@ -352,8 +352,8 @@ def translate(sentences, model=None, tokenizer=None, language="en", max_tokens=4
     batches = token_batches(lengths, max(max_tokens // beam, longest), order="sorted")
     for batch in tqdm(batches, "translating", disable=not show_progress):
         chosen = [wanted[i] for i in batch]
-        found = engine([sources[i] for i in chosen], beam, alpha)
-        for i, ids in zip(chosen, found, strict=True):
+        generated = engine([sources[i] for i in chosen], beam, alpha)
+        for i, ids in zip(chosen, generated, strict=True):
             outputs[i] = tokenizer.decode(ids).replace("\r", " ").replace("\n", " ")
     return outputs
 
