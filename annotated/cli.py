@@ -54,16 +54,18 @@ def _corpus_with_tokenizer(options):
         corpus = prepared.load_prepared(name)
         languages = corpus.source_language, corpus.target_language
         wanted = options.source or languages[0], options.target or languages[1]
-        if tokenizer is not None or wanted != languages:
-            raise ValueError(f"{name} was prepared from {' to '.join(languages)} with a tokenizer "
-                             "of its own: leave --tokenizer, --source and --target out")
+        if tokenizer is not None or options.normalize or wanted != languages:
+            raise ValueError(
+                f"{name} was prepared from {' to '.join(languages)} with a tokenizer of its own: "
+                "leave --tokenizer, --normalize, --source and --target out")
         return corpus, corpus.tokenizer
     corpus = corpora.load_corpus(name, None, options.source, options.target)
     if not isinstance(corpus.train, list):
         hint = f"annotated prepare {name} FOLDER --vocab-size 37000, then give FOLDER in its place"
         raise ValueError(f"{name} is too large to be held in memory: {hint}")
     name = tokenizer or ("words" if name == "toy" else "bpe")
-    return corpus, tokenizers.fit_tokenizer(name, corpus, options.sizes.vocab_size)
+    form = dict.fromkeys(options.normalize, True)
+    return corpus, tokenizers.fit_tokenizer(name, corpus, options.sizes.vocab_size, **form)
 
 # %% ../notebooks/96_cli.ipynb #501c1a51
 def _build(config, build, attention_gain):

@@ -78,6 +78,8 @@ class Train:
     # words, bpe, wordpiece, or a kind that a plugin adds; words for toy, bpe for others; a prepared
     # folder has its own
     tokenizer: str | None = None
+    # what is done to a text before it is cut: kept with the tokenizer, and undone on the way out
+    normalize: tuple[Literal["lowercase", "punctuation", "moses"], ...] = ()
     builder: str = "transformer"  # what builds the model: a name in BUILDERS, which plugins add to
     device: str = "auto"  # cpu, cuda, cuda:1, mps …; auto: the first there is of cuda, mps, cpu
     timeout: float = 600.0  # seconds that processes wait for each other

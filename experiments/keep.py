@@ -10,6 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from annotated.data.normalization import Normalizer
 from annotated.files import CHECKOUT, write_text
 from annotated.results import read_json, read_json_lines
 from annotated.training.checkpoints import load_checkpoint, save_checkpoint
@@ -39,6 +40,8 @@ MODELS = {  # name: the folder of the trained model, its file of results, and wh
                 "through https://www.manythings.org/anki) and the training split of Multi30k (no licence named, for research and "
                 "education)"}),
 }
+FORMS = {  # of models that were trained on text which a script had put into a form
+    "multi30k": Normalizer(lowercase=True, punctuation=True, moses=True)}
 CARD = """---
 license: {license}
 language: {language}
@@ -71,6 +74,8 @@ def keep(name, place=PLACE, root=CHECKOUT):
     moved = max((weight.half() - weight).abs().max().item() for weight in saved.model.state_dict().values())
     with tempfile.TemporaryDirectory() as part:
         new = Path(part) / name
+        if name in FORMS:
+            saved.tokenizer.normalizer = FORMS[name]
         save_checkpoint(new, saved.model.half(), saved.tokenizer, **saved.info)
         write_text(new / "README.md", CARD.format(
             name=name, results=results, machine=machine, moved=moved, steps=saved.info["log"][-1]["step"],

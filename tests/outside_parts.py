@@ -90,7 +90,7 @@ class SentencePieceTokenizer(Tokenizer):
         self.table = [*SPECIAL_PIECES, *pieces]  # its id 0 is its own unknown
 
     @classmethod
-    def fit_corpus(cls, corpus, vocab_size):
+    def fit_corpus(cls, corpus, vocab_size, normalizer):
         texts, model = [text for pair in corpus.train for text in pair], io.BytesIO()
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(texts), model_writer=model, hard_vocab_limit=False, bos_id=-1,

@@ -1,4 +1,4 @@
 """Sentences: the toy language, corpora, their downloads, tokenizers, batches, ids on disk.
 
-`toy_language`, `corpora`, `tokenizers`, `batches`, `downloads`, `prepared`
+`toy_language`, `corpora`, `normalization`, `tokenizers`, `batches`, `downloads`, `prepared`
 """

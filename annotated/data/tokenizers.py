@@ -12,10 +12,12 @@ import random
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
+from dataclasses import asdict, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
+from annotated.data.normalization import MARKS, Normalizer, frequent_marks
 from annotated.files import whole_file
 
 # %% ../../notebooks/12_tokenizers.ipynb #b0abe608
@@ -30,7 +32,10 @@ class Tokenizer(ABC):
 
     Ids 0 to 3 are PAD, BEGIN, END and UNKNOWN. They never come out of text: whatever a sentence
     holds, `<pad>` or `</s>` included, is ordinary text. `encode` adds neither BEGIN nor END.
+    `normalizer` is the form of the training text, into which `encode` brings every text.
     """
+
+    normalizer = Normalizer()
 
     @abstractmethod
     def encode_batch(self, texts, language=None):
@@ -54,12 +59,16 @@ class Tokenizer(ABC):
         raise NotImplementedError(f"{cls.__name__} has no from_dict: write one to load it")
 
     @classmethod
-    def fit_corpus(cls, corpus, vocab_size):
+    def fit_corpus(cls, corpus, vocab_size, normalizer):
         """A tokenizer learnt from a `Corpus`, as `annotated train --tokenizer` asks for it."""
         raise NotImplementedError(f"{cls.__name__} has no fit_corpus: write one to train with it")
 
     def __len__(self):
         return len(self.table)  # what each id stands for, special ids included
+
+    def normalized(self, texts, language=None):
+        """The texts as a list, each in the form that the tokenizer knows; errors as `encode`."""
+        return [self.normalizer(text, language) for text in _check_texts(texts)]
 
     def encode(self, text, language=None):
         """The ids of one text, as a list."""
@@ -67,8 +76,9 @@ class Tokenizer(ABC):
 
     def save(self, path):
         """Write a JSON file, whole or not at all; `load_tokenizer` reads it."""
+        data = {**self.as_dict(), "normalizer": asdict(self.normalizer)}
         with whole_file(path) as file:
-            file.write(json.dumps(self.as_dict(), ensure_ascii=False).encode("utf-8"))
+            file.write(json.dumps(data, ensure_ascii=False).encode("utf-8"))
 
 # %% ../../notebooks/12_tokenizers.ipynb #363bebe4
 def _check_ids(ids, size):
@@ -104,7 +114,7 @@ def _check_texts(texts):
     return texts
 
 
-def _check_pairs(pairs):
+def _checked(pairs):
     """The pairs, one at a time; TypeError unless they are two strings each, ValueError for none."""
     expected = "expected (source, target) strings such as corpus.train"
     if not hasattr(pairs, "__iter__"):
@@ -118,6 +128,16 @@ def _check_pairs(pairs):
     if pair is None:
         hint = "a vocabulary needs sentences to be built from, such as corpus.train"
         raise ValueError(f"pairs is empty: {hint}")
+
+
+def _training_texts(pairs, normalizer, marks):
+    """The texts of pairs with their languages, in the form of a normalizer; counts their `marks`.
+    """
+    for pair in _checked(pairs):
+        for text, language in zip(_check_texts(pair), normalizer.languages, strict=True):
+            text = normalizer(text, language)
+            marks.update(filter(MARKS.__contains__, text))
+            yield text, language
 
 
 def _check_strings(*lists):
@@ -169,36 +189,38 @@ class WordTokenizer(Tokenizer):
         self.ids = {word: index for index, word in enumerate(self.table) if index > UNKNOWN}
 
     @classmethod
-    def fit(cls, pairs, source_language="en", target_language="de", min_frequency=1, max_size=None):
+    def fit(cls, pairs, source_language="en", target_language="de", min_frequency=1, max_size=None,
+            normalizer=None):
         """Count the words of the training pairs, both languages together; the most frequent first.
 
         Keeps words seen `min_frequency` times or more, and at most `max_size` ids, special ones
-        included.
+        included. normalizer: the form that the texts are brought into.
         """
         from torchtext.vocab import Vocab
 
         if max_size is not None and max_size <= len(SPECIAL_PIECES):
             why = f"{len(SPECIAL_PIECES)} ids are special, so it must be larger"
             raise ValueError(f"max_size is {max_size}: {why}")
-        languages = (source_language, target_language)
-        counts = Counter()
-        for pair in _check_pairs(pairs):
-            for text, language in zip(pair, languages, strict=True):
-                counts.update(split_words(text, language))
+        languages, counts, marks = (source_language, target_language), Counter(), Counter()
+        normalizer = replace(normalizer or cls.normalizer, languages=languages)
+        for text, language in _training_texts(pairs, normalizer, marks):
+            counts.update(split_words(text, language))
         room = None if max_size is None else max_size - len(SPECIAL_PIECES)
         special = list(SPECIAL_PIECES)
         vocabulary = Vocab(counts, max_size=room, min_freq=min_frequency, specials=special)
-        return cls(vocabulary.itos[len(SPECIAL_PIECES):], languages)
+        tokenizer = cls(vocabulary.itos[len(SPECIAL_PIECES):], languages)
+        tokenizer.normalizer = replace(normalizer, marks=frequent_marks(marks))
+        return tokenizer
 
     def encode_batch(self, texts, language=None):
         if language not in self.languages:
             known = ", ".join(map(repr, self.languages))
             raise ValueError(f"language is {language!r}, expected one of {known}")
         return [[self.ids.get(word, UNKNOWN) for word in split_words(text, language)]
-                for text in _check_texts(texts)]
+                for text in self.normalized(texts, language)]
 
     def decode(self, ids):
-        return join_words(self.pieces(_content_ids(ids, len(self))))
+        return self.normalizer.undo(join_words(self.pieces(_content_ids(ids, len(self)))))
 
     def pieces(self, ids):
         return [self.table[index] for index in _check_ids(ids, len(self))]
@@ -212,8 +234,9 @@ class WordTokenizer(Tokenizer):
         return cls(data["words"], data["languages"])
 
     @classmethod
-    def fit_corpus(cls, corpus, vocab_size):
-        return cls.fit(corpus.train, corpus.source_language, corpus.target_language)
+    def fit_corpus(cls, corpus, vocab_size, normalizer):
+        languages = corpus.source_language, corpus.target_language
+        return cls.fit(corpus.train, *languages, normalizer=normalizer)
 
 # %% ../../notebooks/12_tokenizers.ipynb #879a11c3
 def byte_letters():
@@ -271,7 +294,8 @@ def _train_subwords(texts, vocab_size, model, min_frequency):
 class SubwordTokenizer(Tokenizer):
     """Pieces of words as tokens: byte-pair encoding ("bpe") or WordPiece ("wordpiece"), over bytes.
 
-    Every byte is a piece, so no text is unknown, and `decode(encode(text)) == text` for every text.
+    Every byte is a piece, so no text is unknown, and `decode(encode(text))` is the text again, in
+    the form of the `normalizer`.
     """
 
     def __init__(self, vocabulary, merges=(), model="bpe"):
@@ -284,30 +308,35 @@ class SubwordTokenizer(Tokenizer):
         self.table = [b"", b"", b"", SPECIAL_PIECES[UNKNOWN].encode(), *spelt]
 
     @classmethod
-    def fit(cls, pairs, vocab_size=37_000, model="bpe", min_frequency=2):
+    def fit(cls, pairs, vocab_size=37_000, model="bpe", min_frequency=2, normalizer=None):
         """Learn one joint vocabulary from the training pairs, both languages together.
 
         `vocab_size` counts the special ids and the bytes; a small corpus may fill less of it.
         `pairs` is read once and may be a stream: the library keeps how often each word occurs, and
-        no sentences.
+        no sentences. normalizer: the form that the texts are brought into.
         """
         least = len(SPECIAL_PIECES) + (512 if model == "wordpiece" else 256)
         if vocab_size < least:
             why = f"{model} needs every byte"
             raise ValueError(f"vocab_size is {vocab_size}, expected {least} or more: {why}")
-        texts = (" " + text for pair in _check_pairs(pairs) for text in _check_texts(pair))
+        marks, normalizer = Counter(), normalizer or cls.normalizer
+        texts = (" " + text for text, _ in _training_texts(pairs, normalizer, marks))
         learned = _train_subwords(texts, vocab_size - len(SPECIAL_PIECES), model, min_frequency)
-        return cls(*learned, model)
+        tokenizer = cls(*learned, model)
+        tokenizer.normalizer = replace(normalizer, marks=frequent_marks(marks))
+        return tokenizer
 
     def encode_batch(self, texts, language=None):
         """The ids of many texts. The language makes no difference: pieces are the same in all."""
-        spaced = [" " + text if text else "" for text in _check_texts(texts)]  # first words, too
+        texts = self.normalized(texts, language)
+        spaced = [" " + text if text else "" for text in texts]  # first words, too
         return [[index + len(SPECIAL_PIECES) for index in encoding.ids]
                 for encoding in self.library.encode_batch(spaced)]
 
     def decode(self, ids):
         data = b"".join(self.table[index] for index in _content_ids(ids, len(self)))
-        return data.decode("utf-8", errors="replace").removeprefix(" ")
+        text = data.decode("utf-8", errors="ignore")  # part of a letter is no letter
+        return self.normalizer.undo(text.removeprefix(" "))
 
     def pieces(self, ids):
         return [SPECIAL_PIECES[index] if index <= UNKNOWN else _readable(self.table[index])
@@ -325,8 +354,8 @@ class SubwordTokenizer(Tokenizer):
         return cls(data["vocabulary"], data["merges"], data["model"])
 
     @classmethod
-    def fit_corpus(cls, corpus, vocab_size):
-        return cls.fit(corpus.train, vocab_size)
+    def fit_corpus(cls, corpus, vocab_size, normalizer):
+        return cls.fit(corpus.train, vocab_size, normalizer=normalizer)
 
 # %% ../../notebooks/12_tokenizers.ipynb #eb569437
 def _readable(data):
@@ -348,6 +377,7 @@ class DroppedMerges(SubwordTokenizer):
 
     def __init__(self, plain, rate=0.1, seed=0):
         super().__init__(plain.vocabulary, plain.merges)
+        self.normalizer = plain.normalizer
         self.rate, self.draw = rate, random.Random(seed)
         self.ranks = {pair: rank for rank, pair in enumerate(self.merges)}
         self.ids = {piece: index for index, piece in enumerate(self.vocabulary, UNKNOWN + 1)}
@@ -366,25 +396,26 @@ class DroppedMerges(SubwordTokenizer):
     def encode_batch(self, texts, language=None):
         words = self.library.pre_tokenizer.pre_tokenize_str
         return [[self.ids[piece] for word, _ in words(" " + text) for piece in self.cut(word)]
-                if text else [] for text in _check_texts(texts)]
+                if text else [] for text in self.normalized(texts, language)]
 
 # %% ../../notebooks/12_tokenizers.ipynb #9b0d180c
 # {"kind" of `as_dict`: class}; a class of your own is added by assignment
 TOKENIZERS = {"words": WordTokenizer, "subwords": SubwordTokenizer}
 
 # %% ../../notebooks/12_tokenizers.ipynb #9b0d180d
-def fit_tokenizer(name, corpus, vocab_size):
+def fit_tokenizer(name, corpus, vocab_size, **form):
     """The tokenizer "bpe", "wordpiece", or of a kind in TOKENIZERS, learnt from a corpus (5.1).
 
-    ValueError for another name.
+    form: switches of its `Normalizer`. ValueError for another name.
     """
+    normalizer = Normalizer(languages=(corpus.source_language, corpus.target_language), **form)
     if name in ("bpe", "wordpiece"):
-        return SubwordTokenizer.fit(corpus.train, vocab_size, name)
+        return SubwordTokenizer.fit(corpus.train, vocab_size, name, normalizer=normalizer)
     if name not in TOKENIZERS:
         known = ", ".join(["bpe", "wordpiece", *TOKENIZERS])
         raise ValueError(f"there is no tokenizer {name!r}: give one of {known}, or import the "
                          "module that adds it to TOKENIZERS")
-    return TOKENIZERS[name].fit_corpus(corpus, vocab_size)
+    return TOKENIZERS[name].fit_corpus(corpus, vocab_size, normalizer)
 
 # %% ../../notebooks/12_tokenizers.ipynb #9b0d180e
 def load_tokenizer(path):
@@ -403,7 +434,16 @@ def load_tokenizer(path):
         if kind not in TOKENIZERS:
             raise ValueError(f"kind {kind!r} is not one of {', '.join(TOKENIZERS)}: import the "
                              "module that adds it to TOKENIZERS")
-        return TOKENIZERS[kind].from_dict(data)
+        tokenizer = TOKENIZERS[kind].from_dict(data)
+        if "normalizer" in data:
+            form = data["normalizer"]
+            tokenizer.normalizer = Normalizer(**form | {"languages": tuple(form["languages"])})
+        else:  # saved before there were any: the marks are those of the pieces
+            pieces = tokenizer.pieces(range(len(SPECIAL_PIECES), len(tokenizer)))
+            letters = "".join(mark for mark in MARKS if mark.isascii() and kind == "subwords")
+            marks = frequent_marks(Counter(letters + "".join(set("".join(pieces)) & MARKS)))
+            tokenizer.normalizer = Normalizer(marks=marks)
+        return tokenizer
     except Exception as error:  # the library raises bare exceptions
         what = f"{path} is not a tokenizer that save wrote ({type(error).__name__}: {error})"
         hint = "fit it anew on the same training pairs and save it again"

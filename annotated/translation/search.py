@@ -17,6 +17,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from annotated.data.batches import pad, token_batches
+from annotated.data.normalization import is_blank
 from annotated.data.tokenizers import BEGIN, END, PAD
 from annotated.model.masking import causal_mask
 from annotated.training.checkpoints import Checkpoint, book_model, load_checkpoint, save_checkpoint
@@ -343,7 +344,7 @@ def translate(sentences, model=None, tokenizer=None, language="en", max_tokens=4
     sentences = list(sentences)
     engine = engine or partial(search, model)
     sources = [[*ids, END] for ids in tokenizer.encode_batch(sentences, language)]
-    wanted = [i for i, sentence in enumerate(sentences) if sentence.strip()]
+    wanted = [i for i, sentence in enumerate(sentences) if not is_blank(sentence)]
     outputs = [""] * len(sentences)
     if not wanted:
         return outputs

@@ -10,9 +10,16 @@
 
 const PAD = 0, BEGIN = 1, END = 2, UNKNOWN = 3; // the ids before the first word, the same for both languages
 
+/** A text in NFC, every Unicode space a space, without what cannot be seen: `clean_text` of annotated.data.normalization (page 77). */
+function cleanText(text) {
+  return text.normalize("NFC").replace(/\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-Z\\\-_])/g, "")
+    .replace(/[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\u{e0000}-\u{e007f}]/gu, "")
+    .replace(/[\s\x1c-\x1f\x85]/g, " ");
+}
+
 /** The words and marks of a text, in order. */
 function splitWords(text, exceptions = {}) {
-  return text.split(/[ \t\n\r\u00a0]+/).filter(Boolean).flatMap((chunk) => {
+  return cleanText(text).split(/ +/).filter(Boolean).flatMap((chunk) => {
     const tail = [];
     const head = [];
     while (!Object.hasOwn(exceptions, chunk) && /^[,?].|[.,?]$/su.test(chunk)) {
@@ -87,4 +94,4 @@ function editDistance(a, b) {
   return row[b.length];
 }
 
-if (typeof module === "object") module.exports = { PAD, BEGIN, END, UNKNOWN, splitWords, joinWords, Words, editDistance };
+if (typeof module === "object") module.exports = { PAD, BEGIN, END, UNKNOWN, cleanText, splitWords, joinWords, Words, editDistance };
