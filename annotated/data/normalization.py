@@ -12,17 +12,21 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 
 # %% ../../notebooks/77_normalization.ipynb #no000008
-_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-Z\\\-_])")
-_INVISIBLE = re.compile("[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u061c\u180e\u200b\u200e\u200f"
-                        "\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]")
+CLEANING = (  # (pattern, what takes its place): a terminal's codes, what cannot be seen, spaces
+    (r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-Z\\\-_])", ""),
+    ("[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u202a-\u202e"
+     "\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]", ""),
+    ("[\t-\r\x1c-\x1f\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]", " "))
 
 
 def clean_text(text):
     """The text in NFC, every Unicode space a space, without what cannot be seen."""
     if text.isascii() and text.isprintable():
         return text
-    text = _INVISIBLE.sub("", _ESCAPES.sub("", unicodedata.normalize("NFC", text)))
-    return re.sub(r"\s", " ", text)
+    text = unicodedata.normalize("NFC", text)
+    for pattern, replacement in CLEANING:
+        text = re.sub(pattern, replacement, text)
+    return text
 
 
 def is_blank(text):

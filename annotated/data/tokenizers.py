@@ -335,7 +335,7 @@ class SubwordTokenizer(Tokenizer):
 
     def decode(self, ids):
         data = b"".join(self.table[index] for index in _content_ids(ids, len(self)))
-        text = data.decode("utf-8", errors="ignore")  # part of a letter is no letter
+        text = data.decode("utf-8", errors="replace")
         return self.normalizer.undo(text.removeprefix(" "))
 
     def pieces(self, ids):

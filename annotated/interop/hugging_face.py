@@ -7,6 +7,7 @@ __all__ = ['export_to_hugging_face', 'import_from_hugging_face']
 
 # %% ../../notebooks/25_hugging_face.ipynb #ff5e9fc5
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from annotated.data.normalization import CLEANING, Normalizer
 from annotated.data.tokenizers import (
     BEGIN,
     END,
@@ -174,12 +176,25 @@ GLUE = (  # what `join_words` takes out, as far as a file can say it: (where, wh
 
 
 # %% ../../notebooks/25_hugging_face.ipynb #27ea1bb8
+def _normalizers(tokenizer):
+    """The form of a tokenizer's text as normalizers of the library; of Moses' scripts nothing."""
+    from tokenizers import Regex, normalizers
+
+    if (form := tokenizer.normalizer) is None:  # of a folder from before there were any
+        return []
+    cleaning = [normalizers.Replace(Regex(old), new) for old, new in CLEANING]
+    marks = [normalizers.Replace(chr(mark), other) for mark, other in form.table.items()]
+    return [normalizers.NFC(), *cleaning, *marks, *[normalizers.Lowercase()] * form.lowercase]
+
+
 def _word_form(tokenizer, names):
     """A `WordTokenizer` in the library's form, its special ids called `names`."""
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     ids = {word: index for index, word in enumerate([*names, *tokenizer.words])}
     form = Tokenizer(models.WordLevel(ids, unk_token=names[UNKNOWN]))
+    if steps := _normalizers(tokenizer):
+        form.normalizer = normalizers.Sequence(steps)
     form.pre_tokenizer = pre_tokenizers.Split(Regex(WORDS), "removed", invert=True)  # no word: gone
     spaces = [decoders.WordPiece(prefix="⟨⟩", cleanup=False), decoders.Fuse()]  # between all words
     glue = [decoders.Replace(Regex(old), new) for old, new in GLUE]
@@ -193,7 +208,8 @@ def _subword_form(tokenizer, names):
 
     pieces = [*names, *tokenizer.vocabulary]
     form = library_tokenizer(tokenizer.model, pieces, tokenizer.merges)
-    form.normalizer = normalizers.Prepend(" ")  # a first word looks like any other
+    steps = [*_normalizers(tokenizer), normalizers.Prepend(" ")]  # a first word looks like any
+    form.normalizer = normalizers.Sequence(steps) if steps[1:] else steps[0]
     prefix = json.loads(form.to_str())["model"].get("continuing_subword_prefix")  # of WordPiece
     unmark = [decoders.Replace(prefix, "")] if prefix else []
     strip = [decoders.ByteLevel(), decoders.Strip(" ", 1, 0)]
@@ -246,7 +262,11 @@ def book_tokenizer(folder):
             pairs = model.get("merges", [])
             merges = [pair.split(" ") if isinstance(pair, str) else pair for pair in pairs]
             tokenizer = SubwordTokenizer(pieces, merges, model["type"].lower())
+        saved = languages.get("annotated_normalizer")
+        tokenizer.normalizer = saved and Normalizer(
+            **saved | {"languages": tuple(saved["languages"])})
         again = json.loads(library_form(tokenizer).to_str())
+        tokenizer.normalizer = tokenizer.normalizer or Normalizer()
     except Exception as error:  # the library raises bare exceptions
         raise ValueError(f"{folder}: tokenizer.json is not one that export_to_hugging_face wrote "
                          f"({error!r:.200})") from None
@@ -306,8 +326,11 @@ def model_card(config, tokenizer, source_language="en", target_language="de", da
     kind = kind.get(getattr(tokenizer, "model", None), "words")
     data, metric, signature = (" ".join(str(text).split()) if text else "not stated"
                                for text in (data, metric, signature and f"`{signature}`"))
-    caution = ("\nText is split into words by a regular expression that is close to spaCy's rules, "
-               "by which the\ntraining data were split." if kind == "words" else "")
+    form = tokenizer.normalizer
+    moses = form.moses or form.punctuation
+    caution = "\nText must be given as Moses' scripts leave it." if moses else ""
+    caution += ("\nText is split into words by a regular expression that is close to spaCy's rules, "
+                "by which the\ntraining data were split." if kind == "words" else "")
     sizes = (f"{name}={getattr(config, name):,}" for name in ("N", "d_model", "d_ff", "h"))
     return CARD.format(
         languages=json.dumps([source_language, target_language]), data=data, metric=metric,
@@ -334,14 +357,15 @@ def _check_parts(model, tokenizer):
                          "export each model with the tokenizer that it was trained with")
 
 
-def _tokenizer_fields(form, config, source_language, target_language):
+def _tokenizer_fields(form, normalizer, config, source_language, target_language):
     """What stands in `tokenizer_config.json`: how Transformers is to use the `tokenizer.json`."""
     ids = {"pad_token": PAD, "bos_token": BEGIN, "eos_token": END, "unk_token": UNKNOWN}
     return {"tokenizer_class": "PreTrainedTokenizerFast", "split_special_tokens": True,
             **{name: form.id_to_token(index) for name, index in ids.items()},
             "model_input_names": ["input_ids", "attention_mask"],
             "model_max_length": config.max_length, "clean_up_tokenization_spaces": False,
-            "source_lang": source_language, "target_lang": target_language}
+            "source_lang": source_language, "target_lang": target_language,
+            "annotated_normalizer": asdict(normalizer)}
 
 # %% ../../notebooks/25_hugging_face.ipynb #5b02986c
 def export_to_hugging_face(model, tokenizer, folder, *, source_language="en", target_language="de",
@@ -362,7 +386,8 @@ def export_to_hugging_face(model, tokenizer, folder, *, source_language="en", ta
                 "max_length": config.max_length}
     files = {"config.json": marian_fields(config, weights["embedding.weight"].dtype),
              "generation_config.json": decoding,
-             "tokenizer_config.json": _tokenizer_fields(form, config, *languages)}
+             "tokenizer_config.json": _tokenizer_fields(
+                 form, tokenizer.normalizer, config, *languages)}
     with whole_folder(folder) as part:
         tensors = save(to_marian(weights, config), metadata={"format": "pt"})
         (part / "model.safetensors").write_bytes(tensors)

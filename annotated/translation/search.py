@@ -355,7 +355,10 @@ def translate(sentences, model=None, tokenizer=None, language="en", max_tokens=4
         chosen = [wanted[i] for i in batch]
         generated = engine([sources[i] for i in chosen], beam, alpha)
         for i, ids in zip(chosen, generated, strict=True):
-            outputs[i] = tokenizer.decode(ids).replace("\r", " ").replace("\n", " ")
+            text = tokenizer.decode(ids)
+            if "\ufffd" not in sentences[i]:
+                text = text.replace("\ufffd", "")  # part of a letter is no letter
+            outputs[i] = text.replace("\r", " ").replace("\n", " ")
     return outputs
 
 # %% ../../notebooks/18_search.ipynb #trans002

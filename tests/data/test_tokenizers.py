@@ -107,7 +107,7 @@ def test_ids_outside_the_vocabulary_are_named(kind):
 @examples(100)
 @given(st.lists(st.integers(0, len(SUBWORDS["bpe"]) - 1)))
 def test_any_ids_decode_to_valid_text(ids):
-    SUBWORDS["bpe"].decode(ids).encode("utf-8")  # half a letter is dropped, never an error
+    SUBWORDS["bpe"].decode(ids).encode("utf-8")  # half a letter becomes U+FFFD, never an error
     pieces = SUBWORDS["bpe"].pieces(ids)
     assert len(pieces) == len(ids) and all(piece.isprintable() and piece for piece in pieces)
 

@@ -14,7 +14,7 @@ const PAD = 0, BEGIN = 1, END = 2, UNKNOWN = 3; // the ids before the first word
 function cleanText(text) {
   return text.normalize("NFC").replace(/\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-Z\\\-_])/g, "")
     .replace(/[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\u{e0000}-\u{e007f}]/gu, "")
-    .replace(/[\s\x1c-\x1f\x85]/g, " ");
+    .replace(/[\t-\r\x1c-\x1f\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]/g, " ");
 }
 
 /** The words and marks of a text, in order. */
