@@ -329,8 +329,8 @@ def model_card(config, tokenizer, source_language="en", target_language="de", da
     form = tokenizer.normalizer
     moses = form.moses or form.punctuation
     caution = "\nText must be given as Moses' scripts leave it." if moses else ""
-    caution += ("\nText is split into words by a regular expression that is close to spaCy's rules, "
-                "by which the\ntraining data were split." if kind == "words" else "")
+    caution += ("\nText is split into words by a regular expression that is close to spaCy's "
+                "rules, by which the\ntraining data were split." if kind == "words" else "")
     sizes = (f"{name}={getattr(config, name):,}" for name in ("N", "d_model", "d_ff", "h"))
     return CARD.format(
         languages=json.dumps([source_language, target_language]), data=data, metric=metric,
