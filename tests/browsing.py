@@ -14,7 +14,7 @@ import threading
 
 import pytest
 
-sys.path.insert(0, "tools")
+sys.path.insert(0, "tools")  # for all tests: conftest.py imports this
 from notebooks import ROOT  # noqa: E402
 
 SITE = ROOT / "_build" / "site"

@@ -1,4 +1,4 @@
-"""Text, packed and in archives, and a publisher who serves it: for the tests of files, downloads and corpora."""
+"""Text, packed and in archives, and a publisher who serves it."""
 
 import contextlib
 import gzip
@@ -40,7 +40,7 @@ def special(name, kind, link=""):
 
 
 class Publisher(http.server.BaseHTTPRequestHandler):
-    """Serves the dictionary `files` of its server; `acts` says what goes wrong, request by request."""
+    """Serves the dictionary `files` of its server; `acts` says what goes wrong, one by one."""
 
     def do_GET(self):
         self.server.asked.append(self.path)

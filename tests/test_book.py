@@ -3,25 +3,15 @@
 import ast
 import base64
 import re
-import sys
 import tomllib
 
 import nbformat
 import pytest
+from helpers import ROOT
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-sys.path.insert(0, "tools")
-
-from notebooks import (  # noqa: E402
-    EXPORTED,
-    KEPT_METADATA,
-    ROOT,
-    complaints,
-    folded,
-    module_of,
-    pages,
-)
+from notebooks import EXPORTED, KEPT_METADATA, complaints, folded, module_of, pages
 
 PAGES = pages()
 HEADINGS = ["Where it stands", "Why", "The equation", "The plainest code",

@@ -3,28 +3,19 @@
 import ast
 import os
 import re
-import sys
 from pathlib import Path
 
 import pytest
 from helpers import run_python
 
-sys.path.insert(0, "tools")
-from notebooks import (  # noqa: E402
-    PACKAGE,
-    ROOT,
-    export,
-    module_file,
-    module_of,
-    page_tests,
-    pages,
-)
+from notebooks import PACKAGE, ROOT, export, module_of, modules, page_tests, pages
 
 PAGES = pages()
 NOT_EXPORTED = {"__init__.py", "__main__.py"}  # written by hand
 
 
 MODULES = {path: module for path in PAGES if (module := module_of(path))}
+FILES = modules()
 
 
 def test_package_is_what_the_notebooks_export(tmp_path):
@@ -41,16 +32,10 @@ def test_package_is_what_the_notebooks_export(tmp_path):
         assert made == header.sub(rb"\1\2", source), f"{name}: run `make sync` or `make export`"
 
 
-def test_main_only_calls_the_terminal():
-    tree = ast.parse((PACKAGE / "__main__.py").read_text())
-    lines = [ast.unparse(node) for node in tree.body[1:]]
-    assert lines == ["import sys", "from annotated.cli import main", "sys.exit(main())"]
-
-
 def public():
     """(module, node) of each public function and class."""
     for name in MODULES.values():
-        for node in ast.parse(module_file(name).read_text()).body:
+        for node in ast.parse(FILES[name].read_text()).body:
             plain = isinstance(node, (ast.FunctionDef, ast.ClassDef))
             if plain and not node.name.startswith("_"):
                 yield name, node
@@ -67,12 +52,12 @@ def test_every_exported_name_is_documented_and_exported_once():
 # Sizes: one idea a room
 
 MODEL = [name for path, name in MODULES.items() if "01" <= path.name[:2] <= "08"]
-SPEED = ("is_autocast_enabled is_compiling get_num_threads device.type bfloat16 cache packed joined "
-         "recorder __class__").split()
+SPEED = ("is_autocast_enabled", "is_compiling", "get_num_threads", "device.type", "bfloat16",
+         "cache", "packed", "joined", "recorder", "__class__")
 
 
 def code_lines(node, source):
-    """Lines of code of a node, or of a whole module, without docstrings, comments and blank lines."""
+    """Lines of code of a node or a module, without docstrings, comments and blank lines."""
     told = (part.body[0] for part in ast.walk(node)
             if isinstance(part, (ast.Module, ast.ClassDef, ast.FunctionDef))
             and ast.get_docstring(part) is not None)
@@ -85,7 +70,7 @@ def code_lines(node, source):
 
 @pytest.fixture(scope="module")
 def sources():
-    return {name: module_file(name).read_text() for name in MODULES.values()}
+    return {name: FILES[name].read_text() for name in MODULES.values()}
 
 
 def test_modules_are_small(sources):

@@ -1,17 +1,14 @@
 """The ledger of claims is whole, says what the pages and tests say, and notices every gap."""
 
 import re
-import sys
 
 import nbformat
 import pytest
 from helpers import cells
+from ledger import Incomplete, markdown, read
+from site_pages import relink
 
-sys.path.insert(0, "tools")
-from ledger import Incomplete, markdown, read  # noqa: E402
-from site_pages import relink  # noqa: E402
-
-from notebooks import NOTEBOOKS, ROOT, module_of, page_tests, pages  # noqa: E402
+from notebooks import NOTEBOOKS, ROOT, module_of, page_tests, pages
 
 TABLE = """
 [C1]
@@ -53,14 +50,10 @@ def book(folder, cells=(EXACT, MEASURED), tests=TESTS, table=TABLE):
      "C2: no output of its cells (01_page.ipynb) has a line with 'C2:'"),
     ([EXACT, (MEASURED[0], "C2: 3 instead of 2\nholds")], TESTS, TABLE,
      "C2: no line of its figure says whether it holds: helps"),
-    ([EXACT, MEASURED], TESTS.replace("test_c1_", "old_test_c1_"), TABLE,
-     "C1: no test is called `test_c1_…`"),
     ([EXACT, MEASURED], TESTS.replace("test_c1_", "test_c11_"), TABLE,
      "C11: test_c11_order checks it, claims.toml does not list it"),
     ([EXACT, MEASURED, ("x = 1", "row E, for C2, does not")], TESTS, TABLE,
      "C2: 01_page.ipynb, cell 3 prints 'row E, for C2, does not', which no part of it shows"),
-    ([EXACT, MEASURED, ("# C3: more", "")], TESTS, TABLE,
-     "C3: 01_page.ipynb checks it, claims.toml does not list it"),
     ([EXACT, MEASURED], TESTS, TABLE.replace("C1", "C3"),
      "claims.toml does not list the claims from C1 on"),
 ])
@@ -79,7 +72,6 @@ def test_an_asserted_part_that_prints_another_verdict_is_an_error(tmp_path, line
 
 @pytest.mark.parametrize("text, verdict", [
     ("C2: a mean above 1 does not hold", "does not"),
-    ("C2: it fails here", "does not"),
     ("C2: 1 holds\nC2: 2 holds", "holds"),
     ("C2: A holds\nC2: B within noise\nC2: C does not\nC2: D holds",
      "holds: 2, within noise: 1, does not: 1"),

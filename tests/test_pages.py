@@ -9,9 +9,7 @@ import sys
 
 import nbformat
 
-sys.path.insert(0, "tools")
-
-from notebooks import NOTEBOOKS, ROOT, TRAINS  # noqa: E402
+from notebooks import NOTEBOOKS, ROOT, TRAINS
 
 RUN = """import json, pathlib, sys, book
 print(json.dumps(book.execute(list(map(pathlib.Path, sys.argv[1:])), [])))"""

@@ -5,8 +5,7 @@ import sys
 
 import pytest
 
-sys.path.insert(0, "tools")
-from notebooks import PACKAGE, module_of, modules, pages  # noqa: E402
+from notebooks import PACKAGE, module_of, modules, pages
 
 # From above to below; each may import those before it. The charts know none of the others, and only
 # the commands know the charts.

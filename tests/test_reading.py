@@ -1,15 +1,12 @@
 """How long the pages are, what is folded away, and the two-hour path."""
 
 import re
-import sys
 
 import nbformat
 import pytest
+import reading
 
-sys.path.insert(0, "tools")
-import reading  # noqa: E402
-
-from notebooks import folded, pages, role  # noqa: E402
+from notebooks import folded, pages, role
 
 PAGES = pages()
 

@@ -7,15 +7,13 @@ import types
 
 import nbformat
 import pytest
+import site_reference
 import torch
+from site_pages import VEGA_LITE, policy, stage
 
-sys.path.insert(0, "tools")
-import site_reference  # noqa: E402
-from site_pages import VEGA_LITE, policy, stage  # noqa: E402
-
-from annotated import charts  # noqa: E402
-from annotated.model.transformer import Transformer, TransformerConfig  # noqa: E402
-from notebooks import modules, pages  # noqa: E402
+from annotated import charts
+from annotated.model.transformer import Transformer, TransformerConfig
+from notebooks import modules, pages
 
 
 @pytest.mark.parametrize("text, expected", [

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import time
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
@@ -188,17 +187,8 @@ def visit(browser, tmp_path):
     assert page.outside == page.mistakes == []
 
 
-def becomes(look, expected, patience=10):
-    """Wait until look() returns what is expected; a drawing follows its menus a moment later."""
-    end = time.monotonic() + patience
-    while look() != expected and time.monotonic() < end:
-        time.sleep(0.02)
-    assert look() == expected
-
-
-def labels_of(page):
-    marks = page.locator("#chart svg [aria-label*='→']")
-    return marks.evaluate_all("marks => marks.map(mark => mark.getAttribute('aria-label'))")
+LABELS = """() => [...document.querySelectorAll("#chart svg [aria-label*='→']")].map(
+  mark => mark.getAttribute("aria-label")).join()"""
 
 
 @pytest.mark.parametrize("view", ["explorer", "stepper", "heat map"])
@@ -213,7 +203,7 @@ def test_browser_runs_no_hostile_text(visit, view):
         assert marks.count() >= len(HOSTILE)
         marks.first.hover()  # the tool tip writes tokens into the page, too
         tip = page.locator("#vg-tooltip-element")
-        becomes(lambda: SCRIPT in tip.inner_text(), True)
+        tip.filter(has_text=SCRIPT).wait_for()
         assert tip.locator("script, img").count() == 0
 
 
@@ -222,14 +212,15 @@ def test_browser_menus_of_the_explorer_change_the_drawing(visit):
     queries = {"a": QUERIES, "b": QUERIES[:2]}
     page = visit(attention.attention_explorer(layers, keys, queries))
 
-    def expected(head, rows, columns):
-        return [f"{QUERIES[i]} → {KEYS[j]}: {HEADS[head, i, j]:g}"
-                for i in range(rows) for j in range(columns)]
+    def shows(head, rows, columns):  # a moment after a menu has changed
+        labels = [f"{QUERIES[i]} → {KEYS[j]}: {HEADS[head, i, j]:g}"
+                  for i in range(rows) for j in range(columns)]
+        page.wait_for_function(f"labels => ({LABELS})() === labels", arg=",".join(labels))
 
-    becomes(lambda: labels_of(page), expected(0, 3, 4))
+    shows(0, 3, 4)
     layer, head = page.locator("select").all()
     head.focus()
     page.keyboard.press("ArrowDown")  # by keyboard, as everything must work
-    becomes(lambda: labels_of(page), expected(1, 3, 4))
+    shows(1, 3, 4)
     layer.select_option("b")
-    becomes(lambda: labels_of(page), expected(1, 2, 2))
+    shows(1, 2, 2)
