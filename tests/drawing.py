@@ -18,9 +18,9 @@ STEPS = [{"die": 0.75, "Hund": 0.25}, {"der": 0.5, "Katze": 0.375}, [("Ende", 1.
 BEAMS = [[("die", -0.25)], [("die Katze", -0.5), ("die Hund", -2.0)], [("die Katze", -0.125)]]
 SCRIPT = "</script><script>parent.hurt = document.title = 'hurt'; alert(1)</script>"
 HOSTILE = [SCRIPT, '"><img src=x onerror="document.title=\'hurt\'; alert(2)">',
-           "javascript:alert(3)", '"]);alert(4);//', "<!--", "]]>", "$\\frac{$", "&lt;b&gt;", "\u2028über",
-           "__proto__", "\u202eecila\u202c", "\u200f\u200eא", "{{constructor.constructor('alert(5)')()}}",
-           "datum.weight"]
+           "javascript:alert(3)", '"]);alert(4);//', "<!--", "]]>", "$\\frac{$", "&lt;b&gt;",
+           "\u2028über", "__proto__", "\u202eecila\u202c", "\u200f\u200eא", "datum.weight",
+           "{{constructor.constructor('alert(5)')()}}"]
 
 
 def shown(token):

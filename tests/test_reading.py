@@ -36,21 +36,6 @@ def test_imports_and_drawing_fold_everywhere_library_code_from_page_10_on():
     assert folded(drawing, "01") and not folded(code("x = 3"), "20")
 
 
-def test_lengths_are_counted_by_section(tmp_path):
-    picture = nbformat.v4.new_output("display_data", {"image/png": "x"})
-    texts = [nbformat.v4.new_markdown_cell(text)
-             for text in ("# One two\n\n> three", "## Why\n\nfour five")]
-    cells = [texts[0], code("import torch"), texts[1], code("x = 1\n\ny = 2"), code("z = 3"),
-             code("# alt: A line.\nplt.plot([1])", picture), code("#| export\ndef f(): ...")]
-    cells[4].metadata["tags"] = ["hide-cell"]
-    path = tmp_path / "12_x.ipynb"
-    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
-    minutes = pytest.approx(9 / reading.WORDS + 2 / reading.LINES + 1 / reading.PICTURES)
-    assert reading.length(path) == reading.length(path, ["Why"]) == (9, 2, 1, minutes)
-    with pytest.raises(ValueError, match="12_x.ipynb has no section Why not"):
-        reading.length(path, ["Why not"])
-
-
 def test_the_book_is_short_enough_to_be_read():
     words = {path.name[:2]: reading.length(path).words for path in PAGES}
     assert sum(words.values()) <= 60_000 and max(words.values()) <= 3_500
