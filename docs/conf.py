@@ -1,4 +1,4 @@
-"""Sphinx configuration of the HTML book; `tools/site_build.py` puts the pages beside it and builds."""
+"""Sphinx configuration of the HTML book; `tools/site_build.py` puts the pages beside it."""
 
 import re
 
@@ -35,17 +35,19 @@ autodoc_preserve_defaults = True
 
 
 def plain_docstring(app, what, name, obj, options, lines):
-    """The docstrings are plain text: nothing in them is markup but `code`, and what is indented stays as it is."""
+    """The docstrings are plain text: only `code` is markup, and what is indented stays as it is."""
     text = re.sub(r"([\\*|]|_\b)", r"\\\1", "\n".join(lines))
     text = re.sub(r"`+([^`]+)`+", lambda match: f"``{match[1].replace(chr(92), '')}``", text)
     paragraphs = []
     for paragraph in text.split("\n\n"):
         if re.search(r"^ +", paragraph, re.MULTILINE):
-            paragraph = "::\n\n" + re.sub(r"^", "   ", paragraph.replace("\\", ""), flags=re.MULTILINE)
+            escaped = paragraph.replace("\\", "")
+            paragraph = "::\n\n" + re.sub(r"^", "   ", escaped, flags=re.MULTILINE)
         paragraphs.append(paragraph)
     lines[:] = "\n\n".join(paragraphs).split("\n")
 
 
 def setup(app):
     app.connect("autodoc-process-docstring", plain_docstring)
-    app.extensions["sphinx-mathjax-offline"].parallel_read_safe = True  # it only says where MathJax lies
+    # it only says where MathJax lies
+    app.extensions["sphinx-mathjax-offline"].parallel_read_safe = True

@@ -2,8 +2,8 @@
 
     python experiments/collect.py RESULTS.jsonl ROW SEED FOLDER/SPLIT.json
 
-The line holds row, seed of the training and split, the facts of SPLIT.json, and as "outputs" the translations of SPLIT.txt. It takes the
-place of a line of the same run.
+The line holds row, seed of the training and split, the facts of SPLIT.json, and as "outputs" the
+translations of SPLIT.txt. It takes the place of a line of the same run.
 """
 
 import sys

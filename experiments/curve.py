@@ -1,9 +1,9 @@
-"""BLEU along a run that has kept its checkpoints, for page 19; `experiments/newstest.sh` calls it, half a minute a checkpoint.
+"""BLEU along a run that has kept its checkpoints, for page 19; `newstest.sh` calls it.
 
     python experiments/curve.py RUN CORPUS SOURCE TARGET EVERY RESULT.json COMMAND
 
-RUN: the checkpoints of `annotated train CORPUS --source SOURCE --target TARGET`. That of every EVERYth update translates `valid`
-greedily. COMMAND, which makes all of this, is noted.
+RUN: the checkpoints of `annotated train CORPUS --source SOURCE --target TARGET`. That of every
+EVERYth update translates `valid` greedily. COMMAND, which makes all of this, is noted.
 """
 
 import sys
@@ -19,7 +19,7 @@ from annotated.translation.search import translate
 
 
 def along(run, pairs, source, every):
-    """[{"step", "bleu"}], oldest first, of the checkpoints in a folder; and the metric's signature. ValueError if there is none."""
+    """[{"step", "bleu"}], oldest first, of the checkpoints in a folder, and the signature."""
     sentences, references = zip(*pairs, strict=True)
     metric, rows = sacrebleu.BLEU(), []
     for folder in run_checkpoints(run, scheduled=True):
@@ -29,15 +29,17 @@ def along(run, pairs, source, every):
             rows.append({"step": step, "bleu": metric.corpus_score(written, [references]).score})
             print(rows[-1], flush=True)
     if not rows:
-        raise ValueError(f"{run} holds no checkpoint of an update that {every} divides: train with --save-every and --keep-last")
+        mend = "train with --save-every and --keep-last"
+        raise ValueError(f"{run} holds no checkpoint of an update that {every} divides: {mend}")
     return rows, metric.get_signature().format(short=True)
 
 
 def main(run, corpus, source, target, every, out, command):
     valid = load_corpus(corpus, None, source, target).valid
     rows, signature = along(run, valid, source, int(every))
-    write_json(out, {"data": f"valid of {corpus}, {source} to {target}, {len(valid):,} sentences, greedily, one checkpoint a row",
-                     "signature": signature, "command": command, "rows": rows, "machine": describe_machine(),
+    data = f"valid of {corpus}, {source} to {target}, {len(valid):,} sentences, greedily"
+    write_json(out, {"data": f"{data}, one checkpoint a row", "signature": signature,
+                     "command": command, "rows": rows, "machine": describe_machine(),
                      **provenance()})
 
 

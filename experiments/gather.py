@@ -1,10 +1,10 @@
-"""What it takes to make a batch, plainly and by `gather`, with five million pairs on the disk: a few minutes on 1 core, 0.7 GB of disk.
+"""What it takes to make a batch, plainly and by `gather`, with five million pairs on the disk.
 
     python experiments/gather.py results/data_path.json
 
-The pairs are made up: lengths as in European news, random ids. Measured are processor milliseconds a batch of 25,000
-tokens, whole and one share of eight; processor seconds to the first batch of an epoch and to its last one alone; and the memory
-of an epoch.
+The pairs are made up: lengths as in European news, random ids. Measured are processor milliseconds
+a batch of 25,000 tokens, whole and one share of eight; processor seconds to the first batch of an
+epoch and to its last one alone; and the memory of an epoch.
 """
 
 import sys
@@ -48,7 +48,8 @@ class Noise:
 
     def encode_batch(self, texts, language=None):
         places = self.draw.integers(0, len(self.ids) - 200, len(texts)).tolist()
-        return [self.ids[place : place + tokens] for place, tokens in zip(places, texts, strict=True)]
+        cut = zip(places, texts, strict=True)
+        return [self.ids[place : place + tokens] for place, tokens in cut]
 
     def as_dict(self):
         return {"size": self.size}
@@ -61,7 +62,7 @@ def collated(pairs, indices, part=0, parts=1):
 
 
 def milliseconds(pairs, batches):
-    """Median processor time of a batch by way and share, measured in turns; stops where the ways differ."""
+    """Median processor time of a batch by way and share, in turns; stops where the ways differ."""
     times = {(name, parts): [] for parts in (1, SHARES) for name in ("collate", "gather")}
     for indices in batches:
         for parts in (1, SHARES):
@@ -96,7 +97,8 @@ def measure(count, folder, timed=100):
     """All figures for `count` pairs in a new folder, as a dictionary."""
     facts = {"pairs": count, "max_tokens": MAX_TOKENS, "peak_after_imports": peak()}
     pairs = write_encoded(lengths(count), Noise(), folder)
-    facts |= {"bytes_on_disk": sum(path.stat().st_size for path in folder.iterdir()), "peak_after_writing": peak()}
+    facts |= {"bytes_on_disk": sum(path.stat().st_size for path in folder.iterdir()),
+              "peak_after_writing": peak()}
     start, processor, number, tokens = time.perf_counter(), time.process_time(), 0, 0
     indices = epoch_batches(pairs, MAX_TOKENS, seed=(0, 0))
     make = partial(gather, pairs, multiple=8)
@@ -117,8 +119,10 @@ def main(out, count=5_000_000):
         facts = measure(count, Path(place, "pairs"))
     write_json(out, {
         "data": f"{count:,} synthetic pairs, lengths as in European news, random ids",
-        "metric": "milliseconds: median processor time of a batch; seconds_epoch: by the clock; peak: resident memory (VmHWM), bytes",
-        **facts, "command": "python experiments/gather.py results/data_path.json", "machine": describe_machine(),
+        "metric": "milliseconds: median processor time of a batch; seconds_epoch: by the clock; "
+                  "peak: resident memory (VmHWM), bytes",
+        **facts, "command": "python experiments/gather.py results/data_path.json",
+        "machine": describe_machine(),
         **provenance()})
 
 

@@ -1,11 +1,12 @@
-"""How sure are the rows of Multi30k, and the differences between them? For page 19, from the stored translations of `test`, in seconds.
+"""How sure are the rows of Multi30k, and their differences? For page 19, from what is stored.
 
     python experiments/intervals.py
 
-The deviation between seeds says nothing of the test set: 1,000 other sentences would move all seeds together. So the mean of a row's
-BLEU over its seeds is bootstrapped (Koehn, 2004): the sentences are drawn anew, with replacement, the same for all rows and seeds, and
-the 2.5 % and the 97.5 % quantile of the means are the interval. The row that is taught less another is taken on the same draws: the
-paired bootstrap. Writes results/multi30k_intervals.json.
+The deviation between seeds says nothing of the test set: 1,000 other sentences would move all seeds
+together. So the mean of a row's BLEU over its seeds is bootstrapped (Koehn, 2004): the sentences
+are drawn anew, with replacement, the same for all rows and seeds, and the 2.5 % and the 97.5 %
+quantile of the means are the interval. The row that is taught less another is taken on the same
+draws: the paired bootstrap. Writes results/multi30k_intervals.json.
 """
 
 from pathlib import Path
@@ -23,10 +24,12 @@ DRAWS, SEED, PUBLISHED = 10_000, 1, 41.02
 
 
 def counts(lines, references):
-    """For each sentence: tokens of hypothesis and reference, right n-grams of four lengths, all of them."""
+    """For each sentence: tokens of hypothesis and reference, right n-grams by length, all."""
     metric = sacrebleu.BLEU(tokenize="none", smooth_method="none", force=True, effective_order=True)
-    scores = [metric.sentence_score(line, [reference]) for line, reference in zip(lines, references, strict=True)]
-    return np.array([[score.sys_len, score.ref_len, *score.counts, *score.totals] for score in scores], dtype=float)
+    scores = [metric.sentence_score(line, [reference])
+              for line, reference in zip(lines, references, strict=True)]
+    return np.array([[score.sys_len, score.ref_len, *score.counts, *score.totals]
+                     for score in scores], dtype=float)
 
 
 def bleu(sums):
@@ -43,24 +46,32 @@ def interval(values):
 def main():
     references = multi30k_form([target for _, target in load_corpus("multi30k").test])
     draw = np.random.default_rng(SEED)
-    times = draw.multinomial(len(references), np.full(len(references), 1 / len(references)), size=DRAWS)  # how often each sentence is drawn
+    count = len(references)
+    times = draw.multinomial(count, np.full(count, 1 / count), size=DRAWS)  # of each sentence
     rows, drawn = {}, {}
-    runs = [run for run in read_json_lines(RESULTS / "multi30k_record.jsonl") if run["split"] == "test"]
+    record = read_json_lines(RESULTS / "multi30k_record.jsonl")
+    runs = [run for run in record if run["split"] == "test"]
     for name in sorted({run["row"] for run in runs}):
         scores, means = [], 0
-        for run in sorted((run for run in runs if run["row"] == name), key=lambda run: run["training_seed"]):
+        own = [run for run in runs if run["row"] == name]
+        for run in sorted(own, key=lambda run: run["training_seed"]):
             of_each = counts(multi30k_form(run["outputs"]), references)
             scores.append(bleu(of_each.sum(axis=0)).item())
-            assert abs(scores[-1] - run["entries"]["multi30k"]["score"]) < 1e-6, (name, run["training_seed"])
+            told = run["entries"]["multi30k"]["score"]
+            assert abs(scores[-1] - told) < 1e-6, (name, run["training_seed"])
             means = means + bleu(times @ of_each)
         drawn[name] = means / len(scores)
         rows[name] = {"scores": scores, "mean": float(np.mean(scores)), **interval(drawn[name])}
-    differences = {f"taught minus {other}": {"mean": rows["taught"]["mean"] - row["mean"], **interval(drawn["taught"] - drawn[other])}
+    taught = rows["taught"]["mean"]
+    differences = {f"taught minus {other}": {"mean": taught - row["mean"],
+                                             **interval(drawn["taught"] - drawn[other])}
                    for other, row in rows.items() if other != "taught" and len(row["scores"]) > 1}
     write_json(RESULTS / "multi30k_intervals.json", {
-        "data": f"multi30k test, {len(references):,} sentences", "metric": "BLEU as Multi30k is scored, 95 % intervals",
-        "command": "python experiments/intervals.py", "draws": DRAWS, "seed": SEED, "published": PUBLISHED, "rows": rows,
-        "differences": differences, "share of draws with taught above published": float((drawn["taught"] > PUBLISHED).mean()),
+        "data": f"multi30k test, {count:,} sentences",
+        "metric": "BLEU as Multi30k is scored, 95 % intervals",
+        "command": "python experiments/intervals.py", "draws": DRAWS, "seed": SEED,
+        "published": PUBLISHED, "rows": rows, "differences": differences,
+        "share of draws with taught above published": float((drawn["taught"] > PUBLISHED).mean()),
         **provenance()})
 
 

@@ -1,8 +1,9 @@
 """Keep a trained model among the results: results/models/NAME, in half precision, with a card.
 
-    python experiments/keep.py gum         after `experiments/treebanks.sh gum`: its model, and so for each of MODELS
+    python experiments/keep.py gum      after `experiments/treebanks.sh gum`; so for each of MODELS
 
-`load_checkpoint`, and every command that takes a model's folder, reads it. A model has at most 12 MB, all together have at most 30.
+`load_checkpoint`, and every command that takes a model's folder, reads it. A model has at most 12
+MB, all together have at most 30.
 """
 
 import shutil
@@ -19,25 +20,28 @@ PLACE = CHECKOUT / "results" / "models"
 MOST, MOST_TOGETHER = 12e6, 30e6  # bytes
 MODELS = {  # name: the folder of the trained model, its file of results, and what its card says
     "gum": ("_build/parse-gum", "parsing_gum.json", {
-        "purpose": "a constituency parser for English (page 22)", "command": "experiments/treebanks.sh gum", "license": "mit",
-        "language": "en",
-        "data": "the trees of the GUM corpus whose texts are under CC BY (academic writing, court, news, interviews: CC BY 4.0 and 2.5; "
-                "annotations CC BY 4.0), by Amir Zeldes and many annotators, https://github.com/amir-zeldes/gum"}),
+        "purpose": "a constituency parser for English (page 22)",
+        "command": "experiments/treebanks.sh gum", "license": "mit", "language": "en",
+        "data": "the trees of the GUM corpus whose texts are under CC BY (academic writing, court, "
+                "news, interviews: CC BY 4.0 and 2.5; annotations CC BY 4.0), by Amir Zeldes and "
+                "many annotators, https://github.com/amir-zeldes/gum"}),
     "craft": ("_build/parse-craft", "parsing_craft.json", {
-        "purpose": "a constituency parser for English biomedical text (page 22)", "command": "experiments/treebanks.sh craft",
-        "license": "cc-by-3.0", "language": "en",
-        "data": "the trees of CRAFT's open-access articles (annotations CC BY 3.0; the articles' own terms in its ATTRIBUTION), "
-                "https://github.com/UCDenver-ccp/CRAFT"}),
+        "purpose": "a constituency parser for English biomedical text (page 22)",
+        "command": "experiments/treebanks.sh craft", "license": "cc-by-3.0", "language": "en",
+        "data": "the trees of CRAFT's open-access articles (annotations CC BY 3.0; the articles' "
+                "own terms in its ATTRIBUTION), https://github.com/UCDenver-ccp/CRAFT"}),
     "multi30k": ("_build/multi30k_record/published.seed0", "multi30k_record.jsonl", {
-        "purpose": "English captions to German, both lower-cased, in Moses tokens (page 19)", "command": "experiments/multi30k_record.sh",
-        "license": "other", "language": "[en, de]",
-        "data": "the 29,000 pairs of Multi30k's training split, https://github.com/multi30k/dataset, which names no licence: "
+        "purpose": "English captions to German, both lower-cased, in Moses tokens (page 19)",
+        "command": "experiments/multi30k_record.sh", "license": "other", "language": "[en, de]",
+        "data": "the 29,000 pairs of Multi30k's training split, "
+                "https://github.com/multi30k/dataset, which names no licence: "
                 "for research and education"}),
     "newstest": ("_build/newstest/model", "newstest/test.json", {
-        "purpose": "English news to German (pages 19, 20, 25)", "command": "experiments/newstest.sh", "license": "other",
-        "language": "[en, de]",
-        "data": "224,525 pairs: news tests of the WMT shared tasks of 2008-2012 and 2015-2020 (for research), Tatoeba (CC BY 2.0 FR, "
-                "through https://www.manythings.org/anki) and the training split of Multi30k (no licence named, for research and "
+        "purpose": "English news to German (pages 19, 20, 25)",
+        "command": "experiments/newstest.sh", "license": "other", "language": "[en, de]",
+        "data": "224,525 pairs: news tests of the WMT shared tasks of 2008-2012 and 2015-2020 "
+                "(for research), Tatoeba (CC BY 2.0 FR, through https://www.manythings.org/anki) "
+                "and the training split of Multi30k (no licence named, for research and "
                 "education)"}),
 }
 FORMS = {  # of models that were trained on text which a script had put into a form
@@ -50,40 +54,46 @@ library_name: annotated
 
 # {name}: {purpose}
 
-- **Made by** `{command}`, then `python experiments/keep.py {name}`: {steps:,} updates, seed {seed}, {average} checkpoints averaged, \
-on {machine}.
+- **Made by** `{command}`, then `python experiments/keep.py {name}`: {steps:,} updates, \
+seed {seed}, {average} checkpoints averaged, on {machine}.
 - **Trained on** {data}.
-- **Size**: {parameters:,} parameters in float16, which `load_checkpoint` reads as fp32; rounding moved no weight by more than {moved:.1e}.
+- **Size**: {parameters:,} parameters in float16, which `load_checkpoint` reads as fp32; \
+rounding moved no weight by more than {moved:.1e}.
 - **Scores, seconds, log, revision**: [{results}](../../{results}), measured before rounding.
 - **Use**: an example for a book, from one seed on two processor cores; no tool for work.
 """
 
 
 def measured(path):
-    """The facts of the run that a kept model comes from; of the record's many it is the first row's seed 0."""
+    """The facts of the run that a kept model comes from; of many the first row's seed 0."""
     if path.suffix == ".json":
         return read_json(path)
-    return next(run for run in read_json_lines(path) if (run["row"], run["training_seed"], run["split"]) == ("published", 0, "test"))
+    first = ("published", 0, "test")
+    return next(run for run in read_json_lines(path)
+                if (run["row"], run["training_seed"], run["split"]) == first)
 
 
 def keep(name, place=PLACE, root=CHECKOUT):
-    """Write the model `name` into a folder of `place`, in place of an older one; ValueError for one that is too large."""
+    """Write the model `name` into a folder of `place`; ValueError for one that is too large."""
     folder, results, told = MODELS[name]
     machine = measured(root / "results" / results)["machine"]
     saved = load_checkpoint(root / folder)
-    moved = max((weight.half() - weight).abs().max().item() for weight in saved.model.state_dict().values())
+    weights = saved.model.state_dict().values()
+    moved = max((weight.half() - weight).abs().max().item() for weight in weights)
     with tempfile.TemporaryDirectory() as part:
         new = Path(part) / name
         if name in FORMS:
             saved.tokenizer.normalizer = FORMS[name]
         save_checkpoint(new, saved.model.half(), saved.tokenizer, **saved.info)
         write_text(new / "README.md", CARD.format(
-            name=name, results=results, machine=machine, moved=moved, steps=saved.info["log"][-1]["step"],
+            name=name, results=results, machine=machine, moved=moved,
+            steps=saved.info["log"][-1]["step"],
             seed=saved.info["training"]["seed"], average=len(saved.info["averaged"]),
             parameters=sum(weight.numel() for weight in saved.model.parameters()), **told))
         size = sum(path.stat().st_size for path in new.iterdir())
         if size > MOST:
-            raise ValueError(f"the model {name} has {size / 1e6:.1f} MB, more than {MOST / 1e6:.0f}: keep a smaller one")
+            got = f"the model {name} has {size / 1e6:.1f} MB, more than {MOST / 1e6:.0f}"
+            raise ValueError(f"{got}: keep a smaller one")
         shutil.rmtree(place / name, ignore_errors=True)
         shutil.copytree(new, place / name, copy_function=shutil.copyfile)
     print(f"{place / name}: {size / 1e6:.1f} MB")

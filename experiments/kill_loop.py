@@ -2,10 +2,11 @@
 
     python experiments/kill_loop.py --kills 20 --processes 2
 
-Each kill has a place, in turn one of PLACES, and a plan drawn from a seed: at which update, checkpoint and file. The process
-kills itself there, so nothing depends on how fast a machine is; what lies in the run folder afterwards must show that place.
-Weights, optimiser, random numbers and log must be equal to the last bit. Of two processes one is killed; the other has to end
-by itself within a minute. Prints what happened as JSON; the exit status is 1 if anything differs.
+Each kill has a place, in turn one of PLACES, and a plan drawn from a seed: at which update,
+checkpoint and file. The process kills itself there, so nothing depends on how fast a machine is;
+what lies in the run folder afterwards must show that place. Weights, optimiser, random numbers and
+log must be equal to the last bit. Of two processes one is killed; the other has to end by itself
+within a minute. Prints what happened as JSON; the exit status is 1 if anything differs.
 """
 
 import argparse
@@ -37,17 +38,21 @@ A_RUN = 20  # kills of one run, which has updates for no more
 FILES = 5  # of a checkpoint: configuration, weights, optimiser, progress, and last the manifest
 SIZES = {"N": 1, "d_model": 32, "d_ff": 64, "h": 2, "dropout": 0.1}
 BEFORE, BETWEEN, WRITING, NAMED = PLACES = (
-    "before anything was saved since the kill before", "between two checkpoints", "while a checkpoint was written",
+    "before anything was saved since the kill before", "between two checkpoints",
+    "while a checkpoint was written",
     "right after a checkpoint took its name")
-Kill = namedtuple("Kill", "place rank saves extra")  # at which checkpoint since the start, and at which update after it, or file of it
+# at which checkpoint since the start, and at which update after it, or file of it
+Kill = namedtuple("Kill", "place rank saves extra")
 
 
 def plan(kills, processes, seed):
-    """As many kills, their places in turn. By the time of the first at NAMED there are old checkpoints to remove."""
+    """As many kills, their places in turn; by the first at NAMED there are old checkpoints."""
     draw = random.Random(seed)
     places = [PLACES[number % len(PLACES)] for number in range(kills)]
-    return [Kill(place, draw.randrange(processes) if place in (BEFORE, BETWEEN) else 0,  # rank 0 writes
-                 0 if place == BEFORE else draw.randrange(2, 4), draw.randrange(1, 1 + (FILES if place == WRITING else EACH)))
+    return [Kill(place,
+                 draw.randrange(processes) if place in (BEFORE, BETWEEN) else 0,  # rank 0 writes
+                 0 if place == BEFORE else draw.randrange(2, 4),
+                 draw.randrange(1, 1 + (FILES if place == WRITING else EACH)))
             for place in places]
 
 
@@ -72,8 +77,9 @@ def aim(kill, folder):
             return False
         if kill.place == BEFORE:
             return True
-        for _ in range(30_000):  # the checkpoint before it is written, and old ones removed, beside the training
-            if newest(folder) == begun + kill.saves * EACH and len([*folder.glob(f"step-*/{OPTIMIZER}")]) <= checkpoints.RESUMABLE:
+        for _ in range(30_000):  # the checkpoint before it is written beside the training
+            kept = len([*folder.glob(f"step-*/{OPTIMIZER}")])
+            if newest(folder) == begun + kill.saves * EACH and kept <= checkpoints.RESUMABLE:
                 return True
             time.sleep(0.002)
         raise TimeoutError(f"update {begun + kill.saves * EACH} is not saved")
@@ -84,12 +90,14 @@ def aim(kill, folder):
 
     if kill.place in (BEFORE, BETWEEN):
         return die_at(loop, "update_weights", at_update)
-    die_at(checkpoints, "write_checkpoint", lambda: calls.update(files=-calls["files"]))  # count anew, do not die
+    # count anew, do not die
+    die_at(checkpoints, "write_checkpoint", lambda: calls.update(files=-calls["files"]))
     if kill.place == WRITING:
         die_at(checkpoints, "save_file", at_file)
         die_at(checkpoints, "write_json", at_file)
     else:
-        die_at(checkpoints, "remove_old_checkpoints", lambda: calls["write_checkpoint"] == kill.saves)
+        die_at(checkpoints, "remove_old_checkpoints",
+               lambda: calls["write_checkpoint"] == kill.saves)
 
 
 def newest(folder):
@@ -99,15 +107,16 @@ def newest(folder):
 
 def work(folder, rank, processes, port):
     """What one process does: train to the end, from wherever the checkpoints in the folder say."""
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes), "MASTER_PORT": str(port),
-                   "MASTER_ADDR": "127.0.0.1"}
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes),
+                   "MASTER_PORT": str(port), "MASTER_ADDR": "127.0.0.1"}
     draw = random.Random(0)
-    pairs = [([draw.randrange(4, 16) for _ in range(draw.randrange(1, 9))], [draw.randrange(4, 16)]) for _ in range(90)]
+    pairs = [([draw.randrange(4, 16) for _ in range(draw.randrange(1, 9))],
+              [draw.randrange(4, 16)]) for _ in range(90)]
     with process_group("cpu", timeout=10):
         torch.manual_seed(rank)  # other first weights, which do not matter: those of rank 0 count
         model = Transformer(TransformerConfig(16, **SIZES))
-        config = TrainingConfig(steps=STEPS, max_tokens=64, warmup=20, factor=0.3, validate_every=20, save_every=EACH,
-                                keep_last=KEPT, accumulate=2)
+        config = TrainingConfig(steps=STEPS, max_tokens=64, warmup=20, factor=0.3, accumulate=2,
+                                validate_every=20, save_every=EACH, keep_last=KEPT)
         train(model, pairs, pairs[:9], config, show_progress=False, run_folder=folder)
 
 
@@ -135,12 +144,12 @@ def start(folder, processes, kill=None):
 
 
 def parts(folder):
-    """The checkpoints in a run folder that are being written, or were when their process was killed."""
+    """The checkpoints in a run folder that are, or were, being written."""
     return {path.name for path in folder.glob(".step-*.part-*") if not path.name.endswith("-old")}
 
 
 def seen(folder, saved, begun):
-    """At which place a run was killed, by what lies in its folder; saved, begun: the newest checkpoint and `parts` at its start."""
+    """At which place a run was killed, by its folder; saved, begun: newest checkpoint, `parts`."""
     if parts(folder) - begun:
         return WRITING
     if newest(folder) == saved:
@@ -149,7 +158,7 @@ def seen(folder, saved, begun):
 
 
 def finish(ids, limit=60):
-    """Wait for processes; their statuses in order. An error if one still runs `limit` seconds after the first ended."""
+    """Wait for processes; their statuses. An error if one runs on `limit` seconds after another."""
     statuses, deadline = {}, math.inf
     while len(statuses) < len(ids):
         for process in ids:
@@ -168,14 +177,14 @@ def finish(ids, limit=60):
 
 
 def end(folder):
-    """The digests of the last checkpoint: equal if weights, optimiser, random numbers and log are."""
+    """The digests of the last checkpoint: weights, optimiser, random numbers and log."""
     last = run_checkpoints(folder)[-1]
     assert last.name == f"step-{STEPS:08d}", f"the run ended at {last.name}"
     return json.loads((last / MANIFEST).read_text())["files"]
 
 
 def run_to_the_end(folder, processes, kills=()):
-    """Train in a folder, killed on the way as planned; returns what each kill left behind, for JSON."""
+    """Train in a folder, killed on the way as planned; what each kill left behind, for JSON."""
     done = []
     for kill in kills:
         saved, begun = newest(folder), parts(folder)
@@ -196,7 +205,8 @@ def errors(folder):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
@@ -211,11 +221,14 @@ def main():
             done += run_to_the_end(folder, options.processes, kills[first:first + A_RUN])
             equal.append(end(folder) == end(undisturbed))
         counts = Counter(kill["place"] for kill in done)
-        report = {"processes": options.processes, "kills": len(done), **{f"of them {place}": counts[place] for place in PLACES},
+        report = {"processes": options.processes, "kills": len(done),
+                  **{f"of them {place}": counts[place] for place in PLACES},
                   "runs": len(equal), "steps": STEPS, "equal to the last bit": all(equal),
                   "seed": options.seed, "each": done,
-                  "command": f"python experiments/kill_loop.py --kills {options.kills} --processes {options.processes}",
-                  "machine": f"{platform.machine()}, Python {platform.python_version()}, PyTorch {torch.__version__}",
+                  "command": f"python experiments/kill_loop.py --kills {options.kills} "
+                             f"--processes {options.processes}",
+                  "machine": f"{platform.machine()}, Python {platform.python_version()}, "
+                             f"PyTorch {torch.__version__}",
                   **provenance()}
     print(json.dumps(report))
     sys.exit(not all(equal))

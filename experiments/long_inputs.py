@@ -2,7 +2,8 @@
 
     python experiments/long_inputs.py [OUT.json]
 
-Each row is a process of its own: one training step on one pair of n tokens a side, or one greedy translation of n tokens into 32.
+Each row is a process of its own: one training step on one pair of n tokens a side, or one greedy
+translation of n tokens into 32.
 """
 
 import json
@@ -26,13 +27,14 @@ from annotated.training.label_smoothing import LabelSmoothingLoss
 from annotated.translation.search import generate
 
 LENGTHS = (256, 512, 1024, 2048, 4096)
-WAYS = {"train": ("plain", "prepared", "prepared, layers computed again"), "translate": ("plain", "prepared")}
+WAYS = {"train": ("plain", "prepared", "prepared, layers computed again"),
+        "translate": ("plain", "prepared")}
 SIZES = TransformerConfig(8000, N=4, d_model=128, d_ff=512, h=2)
 WRITTEN = 32
 
 
 def compute_again(model):
-    """Let each layer keep its input only, and compute the rest again in the backward pass. Returns the model."""
+    """Let each layer keep its input only, and compute the rest again in the backward pass."""
     for layer in (*model.encoder.layers, *model.decoder.layers):
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
     return model
@@ -46,20 +48,25 @@ def peak():
 def work(purpose, way, n, sizes):
     """A function without arguments: one training step or one translation by a new model."""
     torch.manual_seed(0)
-    model, ids = Transformer(sizes).train(purpose == "train"), torch.randint(UNKNOWN + 1, sizes.vocab_size, (1, n))
+    model = Transformer(sizes).train(purpose == "train")
+    ids = torch.randint(UNKNOWN + 1, sizes.vocab_size, (1, n))
     if way != "plain":
         prepare(model)
     if way.endswith("again"):
         compute_again(model)
-    loss, tokens = (LabelSmoothingLoss if way == "plain" else ChunkedLoss)(), iter([UNKNOWN] * (WRITTEN - 1))
+    loss = (LabelSmoothingLoss if way == "plain" else ChunkedLoss)()
+    tokens = iter([UNKNOWN] * (WRITTEN - 1))
     if purpose == "train":
-        return lambda: loss.of_hidden(model.hidden(ids, ids), model.embedding.weight, ids).backward()
-    return lambda: generate(model, ids, lambda logits: ids.new_full((1, 1), next(tokens, END)), extra=0)
+        weight = model.embedding.weight
+        return lambda: loss.of_hidden(model.hidden(ids, ids), weight, ids).backward()
+    written = lambda logits: ids.new_full((1, 1), next(tokens, END))  # noqa: E731
+    return lambda: generate(model, ids, written, extra=0)
 
 
 def measure(purpose, way, n, sizes=SIZES):
-    """{"bytes": beyond what the process held before, "seconds": …} of one step or one translation, here."""
-    work(purpose, way, n=8, sizes=TransformerConfig(40, N=1, d_model=16, d_ff=32, h=2))()  # loads what is loaded at the first call
+    """{"bytes": beyond what the process held before, "seconds": …} of one step or translation."""
+    tiny = TransformerConfig(40, N=1, d_model=16, d_ff=32, h=2)
+    work(purpose, way, n=8, sizes=tiny)()  # loads what is loaded at the first call
     once = work(purpose, way, n, sizes)
     held, start = peak(), time.process_time()
     once()
@@ -76,9 +83,12 @@ def main(out="results/long_inputs.json"):
                 rows.append({"purpose": purpose, "way": way, "tokens": n, **json.loads(found)})
                 print(rows[-1], flush=True)
     write_json(out, {
-        "data": f"one sentence of random ids; a translation has {WRITTEN} tokens", "model": asdict(SIZES), "precision": "fp32",
-        "seed": 0, "metric": "bytes: most memory resident in the process, beyond what it held with the model; seconds: one visit, "
-        "processor time", "rows": rows, "machine": describe_machine(), "command": "python experiments/long_inputs.py",
+        "data": f"one sentence of random ids; a translation has {WRITTEN} tokens",
+        "model": asdict(SIZES), "precision": "fp32", "seed": 0,
+        "metric": "bytes: most memory resident in the process, beyond what it held with the "
+                  "model; seconds: one visit, processor time",
+        "rows": rows, "machine": describe_machine(),
+        "command": "python experiments/long_inputs.py",
         **provenance()})
 
 

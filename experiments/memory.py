@@ -1,9 +1,10 @@
-"""How much memory does a large corpus take? Encode synthetic pairs, and make the batches of one epoch, each run in its own process.
+"""How much memory does a large corpus take, encoded and in batches? Each run a process of its own.
 
     python experiments/memory.py [--pairs 5000000 1250000] [--out results/memory.json]
 
-Prints (or writes) JSON and ends with an error where a run was over the limit, or where four times as many pairs took
-much more memory. The pairs are made on the fly: words drawn as often as Zipf's law says, lengths as in European news.
+Prints (or writes) JSON and ends with an error where a run was over the limit, or where four times
+as many pairs took much more memory. The pairs are made on the fly: words drawn as often as Zipf's
+law says, lengths as in European news.
 """
 
 import argparse
@@ -26,13 +27,17 @@ MAX_TOKENS = 25_000
 def synthetic_pairs(count, seed=0, chunk=10_000):
     """`count` pairs of texts, some 25 words a side, made in chunks."""
     draw = np.random.default_rng(seed)
-    syllables = [before + vowel + after for before in "bdfglmnprst" for vowel in "aeiou" for after in ("", "n", "r", "st")]
-    lexicon = ["".join(draw.choice(syllables, size)) for size in draw.choice(4, 60_000, p=[0.1, 0.4, 0.3, 0.2]) + 1]
+    syllables = [before + vowel + after for before in "bdfglmnprst" for vowel in "aeiou"
+                 for after in ("", "n", "r", "st")]
+    lengths = draw.choice(4, 60_000, p=[0.1, 0.4, 0.3, 0.2]) + 1
+    lexicon = ["".join(draw.choice(syllables, size)) for size in lengths]
     share = (1 / np.arange(10, len(lexicon) + 10)).cumsum()
     while count > 0:
         source = np.clip(draw.lognormal(3.1, 0.55, min(count, chunk)), 2, 120).round().astype(int)
-        target = np.clip(source * draw.lognormal(0.0, 0.15, len(source)), 2, 120).round().astype(int)
-        words = np.searchsorted(share, draw.random(source.sum() + target.sum()) * share[-1]).tolist()
+        target = source * draw.lognormal(0.0, 0.15, len(source))
+        target = np.clip(target, 2, 120).round().astype(int)
+        places = draw.random(source.sum() + target.sum()) * share[-1]
+        words = np.searchsorted(share, places).tolist()
         place = 0
         for one, other in zip(source.tolist(), target.tolist(), strict=True):
             texts = [lexicon[word] for word in words[place : place + one + other]]
@@ -62,7 +67,8 @@ def measure(count, folder):
     pairs = EncodedPairs(folder)
     facts["milliseconds_to_open"] = round(1000 * (time.time() - start), 1)
     start, seen, tokens, padded = time.time(), np.zeros(count, bool), 0, 0
-    batches = prefetch(epoch_batches(pairs, MAX_TOKENS, seed=(0, 0)), lambda indices: (indices, gather(pairs, indices)))
+    batches = prefetch(epoch_batches(pairs, MAX_TOKENS, seed=(0, 0)),
+                       lambda indices: (indices, gather(pairs, indices)))
     for number, (indices, batch) in enumerate(batches, start=1):
         if number == 1:
             facts["seconds_to_first_batch"] = round(time.time() - start, 2)
@@ -70,30 +76,37 @@ def measure(count, folder):
         assert not seen[indices].any()
         seen[indices] = True
     assert seen.all(), "an epoch must hold every pair"
-    facts |= {"bytes_on_disk": sum(path.stat().st_size for path in folder.iterdir()), "batches": number,
+    facts |= {"bytes_on_disk": sum(path.stat().st_size for path in folder.iterdir()),
+              "batches": number,
               "target_tokens": tokens, "padding_of_targets": round(1 - tokens / padded, 4),
               "seconds_epoch": round(time.time() - start), "peak_after_epoch": peak()}
     return facts
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, nargs="+", default=[5_000_000, 1_250_000])
     parser.add_argument("--out", help="JSON file to write")
-    parser.add_argument("--here", type=Path, metavar="FOLDER", help="measure in this process, writing to the folder")
+    parser.add_argument("--here", type=Path, metavar="FOLDER",
+                        help="measure in this process, writing to the folder")
     options = parser.parse_args()
     if options.here:
         print(json.dumps(measure(options.pairs[0], options.here)))
         return
     from annotated.results import provenance  # here, so that what it imports is not measured
 
-    report = {"command": "python experiments/memory.py --pairs " + " ".join(map(str, options.pairs)),
-              "machine": f"{platform.machine()}, {platform.system()}, Python {platform.python_version()}",
-              "metric": "peak resident memory (VmHWM), bytes", "limit": LIMIT, "max_tokens": MAX_TOKENS,
+    pairs = " ".join(map(str, options.pairs))
+    report = {"command": f"python experiments/memory.py --pairs {pairs}",
+              "machine": f"{platform.machine()}, {platform.system()}, "
+                         f"Python {platform.python_version()}",
+              "metric": "peak resident memory (VmHWM), bytes", "limit": LIMIT,
+              "max_tokens": MAX_TOKENS,
               **provenance(), "runs": []}
     for count in options.pairs:
         with tempfile.TemporaryDirectory() as place:
-            command = [sys.executable, __file__, "--pairs", str(count), "--here", f"{place}/encoded"]
+            command = [sys.executable, __file__, "--pairs", str(count), "--here",
+                       f"{place}/encoded"]
             threads = {**os.environ, "TOKENIZERS_PARALLELISM": "true"}
             made = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=threads).stdout
         report["runs"].append(json.loads(made))

@@ -21,21 +21,28 @@ def measure(corpus, vocab_size=8000, budgets=(1024, 4096, 25_000), seed=0):
     tokenizer = SubwordTokenizer.fit(corpus.train, vocab_size=vocab_size)
     sides = [tokenizer.encode_batch(list(side), None) for side in zip(*corpus.train, strict=True)]
     lengths = np.array([[len(ids) + 1 for ids in side] for side in sides]).T  # (pairs, 2)
-    shares = {str(budget): {order: round(padding_share(lengths, token_batches(lengths, budget, order, seed)), 4)
+
+    def share(budget, order):
+        return round(padding_share(lengths, token_batches(lengths, budget, order, seed)), 4)
+
+    shares = {str(budget): {order: share(budget, order)
                             for order in ("random", "sorted", "bucketed")} for budget in budgets}
     longest = lengths.max(axis=0)
     return {
-        "claim": "C22", "data": f"{corpus.name}, train, {len(lengths)} pairs, {corpus.source_language}-{corpus.target_language}",
+        "claim": "C22", "data": f"{corpus.name}, train, {len(lengths)} pairs, "
+                                f"{corpus.source_language}-{corpus.target_language}",
         "tokenizer": f"SubwordTokenizer, joint BPE, {len(tokenizer)} pieces", "seed": seed,
-        "metric": "padding / all positions of source and target, end tokens counted; by max_tokens and order",
+        "metric": "padding / all positions of source and target, end tokens counted; by max_tokens "
+                  "and order",
         "mean_lengths": lengths.mean(axis=0).round(2).tolist(), "longest": longest.tolist(),
-        "fixed_length": round(1 - float(lengths.sum() / longest.sum() / len(lengths)), 4), "shares": shares,
+        "fixed_length": round(1 - float(lengths.sum() / longest.sum() / len(lengths)), 4),
+        "shares": shares,
     }
 
 
 def main(name, out):
-    write_json(out, {**measure(load_corpus(name)), "command": "python experiments/padding.py", "machine": describe_machine(),
-                     **provenance()})
+    write_json(out, {**measure(load_corpus(name)), "command": "python experiments/padding.py",
+                     "machine": describe_machine(), **provenance()})
 
 
 if __name__ == "__main__":

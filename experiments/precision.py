@@ -2,8 +2,9 @@
 
     python experiments/precision.py FOLDER OUT.json CHECKPOINT…
 
-FOLDER holds the corpus as files of lines (_build/multi30k_record/data, once experiments/multi30k_record.sh has run), the mean of the
-checkpoints is the model. Each engine translates the validation split in each precision, greedily and with a beam of four: BLEU, and how
+FOLDER holds the corpus as files of lines (_build/multi30k_record/data, once
+experiments/multi30k_record.sh has run), the mean of the checkpoints is the model. Each engine
+translates the validation split in each precision, greedily and with a beam of four: BLEU, and how
 many translations are those of the plain model.
 """
 
@@ -21,7 +22,7 @@ from annotated.translation.search import translate
 
 
 def ways(saved):
-    """(engine and precision in words, engine), the model as it was trained first; int8 needs another engine than PyTorch."""
+    """(engine and precision in words, engine), the model as it was trained first."""
     yield "as trained", None
     for name in ENGINES:
         for precision in TOLERANCE:
@@ -37,10 +38,12 @@ def measure(saved, pairs, beams=(1, 4)):
         rows, plain = found.setdefault(f"beam {beam}", {}), None
         for way, engine in ways(saved):
             start = time.process_time()
-            outputs = translate(sources, saved.model, saved.tokenizer, beam=beam, max_tokens=1024, engine=engine)
+            outputs = translate(sources, saved.model, saved.tokenizer, beam=beam, max_tokens=1024,
+                                engine=engine)
             seconds, plain = time.process_time() - start, plain or outputs
             score = bleu_report(outputs, references, bootstrap=0).entries["multi30k"]
-            rows[way] = {"bleu": round(score.score, 2), "as the plain model": sum(map(str.__eq__, outputs, plain)),
+            same = sum(map(str.__eq__, outputs, plain))
+            rows[way] = {"bleu": round(score.score, 2), "as the plain model": same,
                          "seconds of processor time": round(seconds, 1)}
             print(f"beam {beam}, {way}: {rows[way]}", flush=True)
     return {"sentences": len(pairs), "metric": score.signature, "translations": found}
@@ -52,11 +55,13 @@ def main(folder, out, *checkpoints):
     pairs = load_corpus(folder, source_language="en", target_language="de").valid
     config = saved.model.config
     write_json(out, {
-        "what": "one trained model with its products in different precisions", "data": "Multi30k English to German, val, as scored",
-        "model": f"{config.N} + {config.N} layers of width {config.d_model}, mean of {len(checkpoints)} checkpoints, "
+        "what": "one trained model with its products in different precisions",
+        "data": "Multi30k English to German, val, as scored",
+        "model": f"{config.N} + {config.N} layers of width {config.d_model}, "
+                 f"mean of {len(checkpoints)} checkpoints, "
                  f"{Path(checkpoints[0]).name} to {Path(checkpoints[-1]).name}",
-        **measure(saved, pairs), "machine": describe_machine(), "command": "python experiments/precision.py",
-        **provenance()})
+        **measure(saved, pairs), "machine": describe_machine(),
+        "command": "python experiments/precision.py", **provenance()})
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Write the training folder of a longer run, as files of lines: python experiments/prepare.py multi30k|newstest FOLDER
+"""Write the training folder of a longer run: experiments/prepare.py multi30k|newstest FOLDER
 
-multi30k: the corpus lower-cased, with punctuation normalised, in Moses tokens, the form in which it is usually scored.
-newstest: pairs of news (2008-2012 and 2015-2020, each three times), Tatoeba and Multi30k to train on; newstest2013 to
-choose, newstest2014 to score.
+multi30k: the corpus lower-cased, with punctuation normalised, in Moses tokens, the form in which it
+is usually scored. newstest: pairs of news (2008-2012 and 2015-2020, each three times), Tatoeba and
+Multi30k to train on; newstest2013 to choose, newstest2014 to score.
 """
 
 import sys
@@ -18,23 +18,27 @@ def multi30k():
     corpus = load_corpus("multi30k", source_language="en", target_language="de")
     for split, pairs in corpus.splits().items():
         source, target = zip(*pairs, strict=True)
-        yield split, list(zip(multi30k_form(source, "en"), multi30k_form(target, "de"), strict=True))
+        pairs = zip(multi30k_form(source, "en"), multi30k_form(target, "de"), strict=True)
+        yield split, list(pairs)
 
 
 def newstest():
-    """News (three times), Tatoeba and Multi30k, without empty sides and held-out ones; newstest2013 to validate, newstest2014 to test."""
+    """News (three times), Tatoeba and Multi30k without held-out ones; newstest2013 and 2014."""
     folder = data_root() / "wmt14-en-de"
 
     def news(stem):
         files = [find_file(folder, f"{stem}.{language}") for language in ("en", "de")]
         if None in files:
-            raise SystemExit(f"{folder} lacks {stem}.en or {stem}.de: put the WMT news tests there, one sentence a line")
+            mend = "put the WMT news tests there, one sentence a line"
+            raise SystemExit(f"{folder} lacks {stem}.en or {stem}.de: {mend}")
         return list(read_pairs(*files))
 
-    train = 3 * [*news("news-2008-2012"), *news("news-2015-2020")] + load_corpus("tatoeba-en-de").train + load_corpus("multi30k").train
+    train = 3 * [*news("news-2008-2012"), *news("news-2015-2020")]
+    train += load_corpus("tatoeba-en-de").train + load_corpus("multi30k").train
     valid, test = news("newstest2013"), news("newstest2014")
     kept_back = {side for pair in valid + test for side in pair}
-    yield "train", [pair for pair in train if all(side.strip() for side in pair) and not kept_back & set(pair)]
+    yield "train", [pair for pair in train
+                    if all(side.strip() for side in pair) and not kept_back & set(pair)]
     yield "valid", valid
     yield "test", test
 

@@ -1,8 +1,11 @@
-"""R-Drop (Liang et al., 2021), which is not of the paper, for a row of `experiments/multi30k_record.sh`.
+"""R-Drop (Liang et al., 2021), not of the paper, for a row of `experiments/multi30k_record.sh`.
 
-    python experiments/r_drop.py 5 CORPUS --out MODEL --checkpoints RUN OPTIONS…          the options of `annotated train`
+    python experiments/r_drop.py 5 CORPUS --out MODEL --checkpoints RUN OPTIONS…
 
-Each pair goes through the model twice, with other dropout. Beside the two losses the distance of the two distributions is made small.
+with the options of `annotated train`.
+
+Each pair goes through the model twice, with other dropout. Beside the two losses the distance of
+the two distributions is made small.
 """
 
 import shutil
@@ -30,9 +33,9 @@ def hidden_twice(model, source, target):
 
 
 class RDropLoss(LabelSmoothingLoss):
-    """The mean of the losses of both readings, and alpha / 4 of the divergences of one from the other and back.
+    """The mean of both readings' losses, and alpha / 4 of their divergences, there and back.
 
-    That is half of the published loss, whose sum over both readings would double the scale of the gradient.
+    That is half of the published loss, whose sum would double the scale of the gradient.
     compile: it takes a C++ compiler, and a third less time.
     """
 
@@ -46,15 +49,18 @@ class RDropLoss(LabelSmoothingLoss):
         if hidden.size(-1) == weight.size(-1):  # read once: validation
             return super().of_hidden(hidden, weight, target)
         real = target != self.pad_id
-        words = zip(hidden[real].split(256), target[real].unsqueeze(-1).split(256), strict=True)  # few at a time stay in the caches
+        # few at a time stay in the caches
+        words = zip(hidden[real].split(256), target[real].unsqueeze(-1).split(256), strict=True)
         return sum(self.of_words(*x.chunk(2, dim=-1), weight, right) for x, right in words)
 
     def of_words(self, first, second, weight, right):
         """Of both readings of some words, (words, d_model) each; right: (words, 1)."""
-        first, second = ((x @ weight.T).log_softmax(dim=-1, dtype=weight.dtype) for x in (first, second))
+        first, second = ((x @ weight.T).log_softmax(dim=-1, dtype=weight.dtype)
+                         for x in (first, second))
         total = 0.0
         for log_p in (first, second):
-            total = total - (1 - self.smoothing) * log_p.gather(-1, right).sum() - self.smoothing * log_p.mean(dim=-1).sum()
+            total = total - (1 - self.smoothing) * log_p.gather(-1, right).sum()
+            total = total - self.smoothing * log_p.mean(dim=-1).sum()
         apart = ((first.exp() - second.exp()) * (first - second)).sum()  # KL(p, q) + KL(q, p)
         return total / 2 + self.alpha / 4 * apart
 

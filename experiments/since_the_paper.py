@@ -2,8 +2,8 @@
 
     python experiments/since_the_paper.py [OUT.json]
 
-The changes are the cells of the page with the tag `variant`. Every run is kept in OUT.json as soon as it is measured;
-runs of the same code and numbers are not made again.
+The changes are the cells of the page with the tag `variant`. Every run is kept in OUT.json as soon
+as it is measured; runs of the same code and numbers are not made again.
 """
 
 import json
@@ -34,18 +34,22 @@ LONGEST, SENTENCES, SEEDS = 9, 150, (0, 1, 2)
 def page_code(page=PAGE):
     """The code of the page's cells with the tag `variant`."""
     cells = json.loads(Path(page).read_text(encoding="utf-8"))["cells"]
-    return "\n\n".join("".join(cell["source"]) for cell in cells if "variant" in cell["metadata"].get("tags", []))
+    tagged = [cell for cell in cells if "variant" in cell["metadata"].get("tags", [])]
+    return "\n\n".join("".join(cell["source"]) for cell in tagged)
 
 
 def task(longest=LONGEST, sentences=SENTENCES):
-    """(corpus of short pairs, its tokenizer, {"short": …, "long": …}: pairs held out, as many of each)."""
+    """(corpus of short pairs, its tokenizer, {"short": …, "long": …}: as many pairs held out)."""
     short, buckets = length_buckets(load_corpus("toy"), longest)
-    sides = [[pairs for length, pairs in buckets.items() if (length > longest) == beyond] for beyond in (False, True)]
+    sides = [[pairs for length, pairs in buckets.items() if (length > longest) == beyond]
+             for beyond in (False, True)]
     held_out = {}
-    for name, lengths in zip(("short", "long"), sides, strict=True):  # of each length as many, as far as there are
-        in_turns = [pairs[k] for k in range(max(map(len, lengths))) for pairs in lengths if k < len(pairs)]
+    for name, lengths in zip(("short", "long"), sides, strict=True):  # of each length as many
+        in_turns = [pairs[k] for k in range(max(map(len, lengths))) for pairs in lengths
+                    if k < len(pairs)]
         held_out[name] = in_turns[:sentences]
-    return replace(short, valid=held_out["short"]), WordTokenizer.fit(short.train, "en", "de"), held_out
+    short = replace(short, valid=held_out["short"])
+    return short, WordTokenizer.fit(short.train, "en", "de"), held_out
 
 
 def score(model, tokenizer, pairs, write):
@@ -60,19 +64,24 @@ def score(model, tokenizer, pairs, write):
     return {"loss": validation_loss(model, ids, 2048), "bleu": bleu}
 
 
-def main(out="results/since_the_paper.json", page=PAGE, names=None, seeds=SEEDS, sizes=SIZES, training=TRAINING, sentences=SENTENCES):
+def main(out="results/since_the_paper.json", page=PAGE, names=None, seeds=SEEDS, sizes=SIZES,
+         training=TRAINING, sentences=SENTENCES):
     keep_memory()
     code, page_space = page_code(page), {"__name__": "since_the_paper"}
     exec(compile(code, str(page), "exec"), page_space)
     corpus, tokenizer, held_out = task(sentences=sentences)
     metric = sacrebleu.BLEU(trg_lang="de")
     metric.corpus_score(["so"], [["so"]])  # it signs when it has scored
-    facts = {"data": f"toy, all pairs of up to {LONGEST} tokens a side in training", "longest": LONGEST, "sentences": sentences,
-             "model": asdict(replace(sizes, vocab_size=len(tokenizer))), "training": asdict(training), "decoding": "greedy",
-             "metric": "loss in nats a token without smoothing; sacreBLEU " + str(metric.get_signature()),
-             "machine": describe_machine(), "command": "python experiments/since_the_paper.py", **provenance()}
+    facts = {"data": f"toy, all pairs of up to {LONGEST} tokens a side in training",
+             "longest": LONGEST, "sentences": sentences,
+             "model": asdict(replace(sizes, vocab_size=len(tokenizer))),
+             "training": asdict(training), "decoding": "greedy", "metric":
+             f"loss in nats a token without smoothing; sacreBLEU {metric.get_signature()}",
+             "machine": describe_machine(), "command": "python experiments/since_the_paper.py",
+             **provenance()}
     kept = json.loads(Path(out).read_text(encoding="utf-8")) if Path(out).exists() else {"runs": []}
-    same = all(kept.get(name) == facts[name] for name in ("data", "sentences", "model", "training", "revision"))
+    alike = ("data", "sentences", "model", "training", "revision")
+    same = all(kept.get(name) == facts[name] for name in alike)
     runs = kept["runs"] if same else []
     for seed in seeds:
         for name in names or page_space["VARIANTS"]:
@@ -80,10 +89,13 @@ def main(out="results/since_the_paper.json", page=PAGE, names=None, seeds=SEEDS,
                 continue
             build, changes = page_space["VARIANTS"][name]
             config = replace(sizes, vocab_size=len(tokenizer), **changes)
-            model, _ = train_on(corpus, tokenizer, config, replace(training, seed=seed), False, build=build)
+            own = replace(training, seed=seed)
+            model, _ = train_on(corpus, tokenizer, config, own, False, build=build)
             write = greedy_decode if hasattr(model, "decoder") else page_space["continue_prompt"]
-            runs.append({"variant": name, "seed": seed, "parameters": sum(weight.numel() for weight in model.parameters()),
-                         **{part: score(model, tokenizer, pairs, write) for part, pairs in held_out.items()}})
+            scores = {part: score(model, tokenizer, pairs, write)
+                      for part, pairs in held_out.items()}
+            parameters = sum(weight.numel() for weight in model.parameters())
+            runs.append({"variant": name, "seed": seed, "parameters": parameters, **scores})
             write_json(out, {**facts, "runs": runs})
             print(runs[-1], flush=True)
     return runs

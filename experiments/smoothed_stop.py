@@ -1,6 +1,8 @@
-"""Training that patience ends by the smoothed validation loss, as in the published run, for a row of `experiments/multi30k_record.sh`.
+"""Training that patience ends by the smoothed validation loss, as in the published run.
 
-    python experiments/smoothed_stop.py CORPUS --out MODEL --checkpoints RUN OPTIONS…          the options of `annotated train`
+    python experiments/smoothed_stop.py CORPUS --out MODEL --checkpoints RUN OPTIONS…
+
+with the options of `annotated train`, for a row of `experiments/multi30k_record.sh`.
 
 The validation loss and the perplexity in the log of such a run are smoothed ones, too.
 """

@@ -1,11 +1,14 @@
-"""Where should a run have stopped? For page 19, of runs that went on to their end and kept a checkpoint an epoch.
+"""Where should a run have stopped? For page 19, of runs that kept a checkpoint an epoch.
 
-    split=valid experiments/multi30k_record.sh to-the-end --attention-gain 0.70710678 --patience 0 --keep-last 140
-    python experiments/stops.py _build/multi30k_record/data multi30k RESULT.json _build/multi30k_record/to-the-end.seed?-checkpoints
+    split=valid experiments/multi30k_record.sh to-the-end --attention-gain 0.70710678 \\
+        --patience 0 --keep-last 140
+    python experiments/stops.py _build/multi30k_record/data multi30k RESULT.json \\
+        _build/multi30k_record/to-the-end.seed?-checkpoints
 
-For each run the plain and the smoothed validation loss of every checkpoint, the checkpoint at which each of the two would have ended it,
-after ten epochs without a lower one, and there, and at the very end, BLEU on `valid` of the mean of the last ten. The second argument is
-the corpus with the plain references. About ten minutes a run on one core.
+For each run the plain and the smoothed validation loss of every checkpoint, the checkpoint at which
+each of the two would have ended it, after ten epochs without a lower one, and there, and at the
+very end, BLEU on `valid` of the mean of the last ten. The second argument is the corpus with the
+plain references. About ten minutes a run on one core.
 """
 
 import sys
@@ -26,7 +29,7 @@ EPOCHS = 10  # without a lower loss end a run, and as many checkpoints make the 
 
 
 def losses(folders, pairs):
-    """[{"step", "plain", "smoothed"}] of checkpoints: the mean losses on pairs of texts, nats a token."""
+    """[{"step", "plain", "smoothed"}] of checkpoints: mean losses on pairs, nats a token."""
     rows, encoded = [], None
     for folder in folders:
         saved = load_checkpoint(folder)
@@ -38,19 +41,22 @@ def losses(folders, pairs):
 
 
 def stop(values, patience=EPOCHS):
-    """After how many of these losses a run would have ended, the last `patience` of them holding none below all before; else all."""
-    ends = (end for end in range(patience + 1, len(values)) if min(values[end - patience:end]) >= min(values[:end - patience]))
+    """After how many losses a run would have ended: none of the last `patience` is a new best."""
+    ends = (end for end in range(patience + 1, len(values))
+            if min(values[end - patience:end]) >= min(values[:end - patience]))
     return next(ends, len(values))
 
 
 def mean_scores(folders, pairs, plain):
-    """BLEU as Multi30k is scored, of the mean of checkpoints with a beam of five; plain: the pairs before they became Moses tokens."""
+    """BLEU as Multi30k is scored, of the mean of checkpoints, beam 5; plain: the pairs as text."""
     saved = load_checkpoint(folders[-1])
     saved.model.load_state_dict(average_checkpoints(folders))
     model = prepare(saved.model.eval())
-    outputs = translate([source for source, _ in pairs], model, saved.tokenizer, "en", beam=5, alpha=1.4)
+    sources = [source for source, _ in pairs]
+    outputs = translate(sources, model, saved.tokenizer, "en", beam=5, alpha=1.4)
     join = MosesDetokenizer(lang="de").detokenize
-    report = bleu_report([join(line.split(" ")) for line in outputs], [target for _, target in plain], bootstrap=0)
+    lines = [join(line.split(" ")) for line in outputs]
+    report = bleu_report(lines, [target for _, target in plain], bootstrap=0)
     return report.entries["multi30k"]
 
 
@@ -60,13 +66,17 @@ def main(corpus, references, out, *runs):
     for run in runs:
         folders = run_checkpoints(run, scheduled=True)
         rows = losses(folders, pairs)
-        ends = {kind: stop([row[kind] for row in rows]) for kind in ("plain", "smoothed")} | {"end": len(rows)}
-        scores = {end: mean_scores(folders[max(end - EPOCHS, 0):end], pairs, plain) for end in sorted(set(ends.values()))}
-        stopped = {kind: {"step": rows[end - 1]["step"], "bleu": scores[end].score} for kind, end in ends.items()}
+        ends = {kind: stop([row[kind] for row in rows]) for kind in ("plain", "smoothed")}
+        ends["end"] = len(rows)
+        scores = {end: mean_scores(folders[max(end - EPOCHS, 0):end], pairs, plain)
+                  for end in sorted(set(ends.values()))}
+        stopped = {kind: {"step": rows[end - 1]["step"], "bleu": scores[end].score}
+                   for kind, end in ends.items()}
         found.append({"rows": rows, "stops": stopped})
         print(stopped, flush=True)
-    write_json(out, {"data": f"multi30k val, {len(pairs):,} sentences in the form that is scored; seeds in order",
-                     "signature": scores[len(rows)].signature, "command": "experiments/stops.py, the lines at its head", "runs": found,
+    data = f"multi30k val, {len(pairs):,} sentences in the form that is scored; seeds in order"
+    write_json(out, {"data": data, "signature": scores[len(rows)].signature, "runs": found,
+                     "command": "experiments/stops.py, the lines at its head",
                      "machine": describe_machine(), **provenance()})
 
 

@@ -1,4 +1,4 @@
-"""Train the book's model on `toy` anew, time it, put it into annotated/book_model, score it on `test` and `novel`, write results/toy.json.
+"""Train the book's model on `toy` anew, time it, keep it, score it, write results/toy.json.
 
     python experiments/toy.py           on a quiet machine: the seconds of training count
 """
@@ -24,7 +24,7 @@ from annotated.translation.search import translate
 
 
 def train_book_model(folder, show_progress=True):
-    """Train the book's model on `toy`, and save it in half precision as the new checkpoint `folder`: minutes on 2 cores."""
+    """Train the book's model on `toy`, and save it in half precision as the new `folder`."""
     corpus = load_corpus("toy")
     sizes, training = PRESETS["toy"]
     tokenizer = WordTokenizer.fit(corpus.train)
@@ -35,8 +35,8 @@ def train_book_model(folder, show_progress=True):
         model, log = train_on(corpus, tokenizer, config, training, show_progress)
     finally:
         torch.set_num_threads(threads)
-    save_checkpoint(folder, model.half(), tokenizer, corpus="toy", source_language="en", target_language="de",
-                    training=asdict(training), log=log)
+    save_checkpoint(folder, model.half(), tokenizer, corpus="toy", source_language="en",
+                    target_language="de", training=asdict(training), log=log)
 
 
 def scores(saved, pairs):
@@ -45,8 +45,8 @@ def scores(saved, pairs):
     outputs = translate(list(sources), saved.model, saved.tokenizer)
     bleu = bleu_report(outputs, list(references))["sacrebleu"]
     right = sum(ours == theirs for ours, theirs in zip(outputs, references, strict=True))
-    return {"sentences": len(pairs), "bleu": bleu.score, "low": bleu.low, "high": bleu.high, "signature": bleu.signature,
-            "exact_match": right / len(pairs)}
+    return {"sentences": len(pairs), "bleu": bleu.score, "low": bleu.low, "high": bleu.high,
+            "signature": bleu.signature, "exact_match": right / len(pairs)}
 
 
 def main():
@@ -59,12 +59,14 @@ def main():
         shutil.copytree(Path(folder) / "book", place, copy_function=shutil.copyfile)
     saved = book_model()
     facts = {
-        "data": f"toy, {saved.info['source_language']} to {saved.info['target_language']}; trained on {len(corpus.train):,} pairs",
+        "data": f"toy, {saved.info['source_language']} to {saved.info['target_language']}; "
+                f"trained on {len(corpus.train):,} pairs",
         "command": "python experiments/toy.py",
         "seed": saved.info["training"]["seed"],
         "weights": "float16",
         "decoding": "greedy",
-        "metric": "BLEU by sacreBLEU with a 95 % interval; exact match: the share of outputs that equal their reference",
+        "metric": "BLEU by sacreBLEU with a 95 % interval; exact match: the share of outputs that "
+                  "equal their reference",
         "scores": {part: scores(saved, getattr(corpus, part)) for part in ("test", "novel")},
         "parameters": sum(weight.numel() for weight in saved.model.parameters()),
         "training": saved.info["training"],
@@ -74,7 +76,9 @@ def main():
         "log": saved.info["log"],
     }
     write_json(CHECKOUT / "results" / "toy.json", facts)
-    print(json.dumps({name: fact for name, fact in facts.items() if name not in ("modules", "log", "training")}, indent=1))
+    long = ("modules", "log", "training")
+    shown = {name: fact for name, fact in facts.items() if name not in long}
+    print(json.dumps(shown, indent=1))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""What the tests in a browser share: the built site, Chromium, a server on this machine, and a page with all of its charts drawn.
+"""What the tests in a browser share: the built site, Chromium, a server, a page with its charts.
 
-What is missing makes such a test skip and say so; with ANNOTATED_BROWSER=required, as in the gate, it makes it fail.
+What is missing makes such a test skip and say so; with ANNOTATED_BROWSER=required, as in the gate,
+it makes it fail.
 """
 
 import functools
@@ -13,19 +14,20 @@ import threading
 
 import pytest
 
-sys.path.insert(0, "tools")
+sys.path.insert(0, "tools")  # for all tests: conftest.py imports this
 from notebooks import ROOT  # noqa: E402
 
 SITE = ROOT / "_build" / "site"
-ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update",
-             "--disable-sync", "--disable-quic"]  # fmt: skip
+ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
+             "--disable-component-update", "--disable-sync", "--disable-quic"]
 SIZE = {"width": 1280, "height": 900}
 PATIENCE = 120_000  # milliseconds: for machines that have other work
 
 
 def need(there, reason):
     if not there:
-        (pytest.fail if os.environ.get("ANNOTATED_BROWSER") == "required" else pytest.skip)(reason)
+        required = os.environ.get("ANNOTATED_BROWSER") == "required"
+        (pytest.fail if required else pytest.skip)(reason)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +41,8 @@ def browser():
     need(importlib.util.find_spec("playwright"), "playwright is not installed")
     from playwright import sync_api
 
-    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    programs = map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))
+    program = next(filter(None, programs), None)
     need(program, "no Chromium on the PATH: on Debian, `apt-get install chromium`")
     with sync_api.sync_playwright() as playwright:
         running = playwright.chromium.launch(executable_path=program, args=ARGUMENTS)
@@ -75,23 +78,29 @@ def serve():
 
 
 def open_page(browser, address, name, **options):
-    """Load a page in a context of its own and draw all of its charts; see `go` for what it keeps."""
+    """Load a page in a context of its own and draw all of its charts; see `go`."""
     return go(new_tab(browser, **options), address, name)
 
 
 def new_tab(browser, **options):
-    """An empty tab that listens: `go` fills its lists. One for many pages keeps fonts and compiled scripts, which are most of a load."""
-    page = browser.new_page(viewport=SIZE, **options)
+    """An empty tab that listens. One for many pages keeps fonts and compiled scripts."""
+    page = browser.new_page(**{"viewport": SIZE, **options})
     page.set_default_timeout(PATIENCE)
-    page.on("request", lambda request: request.url.startswith((page.address, "data:", "blob:")) or page.outside.append(request.url))
-    page.on("console", lambda message: message.type == "error" and page.mistakes.append(message.text))
+    page.address, page.outside, page.mistakes = "", [], []
+
+    def asked(request):
+        if not request.url.startswith((page.address, "data:", "blob:")):
+            page.outside.append(request.url)
+
+    page.on("request", asked)
+    page.on("console", lambda line: line.type == "error" and page.mistakes.append(line.text))
     page.on("pageerror", lambda error: page.mistakes.append(str(error)))
-    page.on("dialog", lambda dialog: (page.mistakes.append(dialog.message), dialog.dismiss()))
+    page.on("dialog", lambda one: (page.mistakes.append(one.message), one.dismiss()))
     return page
 
 
 def go(page, address, name):
-    """Load a page in a tab and draw all of its charts; returns the tab with the lists of outside requests and errors since then."""
+    """Load a page in a tab and draw all of its charts; its lists hold what happened since then."""
     page.address, page.outside, page.mistakes = address, [], []
     page.goto(address + name, wait_until="load")
     page.evaluate("() => window.MathJax?.startup?.promise")
@@ -101,6 +110,7 @@ def go(page, address, name):
 
 
 def draw(page, figure):
-    page.evaluate("figure => { for (let up = figure; up; up = up.parentElement) if (up.localName === 'details') up.open = true }", figure)
+    upwards = "let up = figure.closest('details'); up; up = up.parentElement.closest('details')"
+    page.evaluate(f"figure => {{ for ({upwards}) up.open = true }}", figure)
     figure.scroll_into_view_if_needed()
     page.wait_for_function("figure => figure.classList.contains('drawn')", arg=figure)

@@ -9,21 +9,22 @@ import jaxtyping
 import pytest
 from hypothesis import settings
 
-# In the gate a property meets the same examples each time; `pytest --hypothesis-profile=long` draws new ones, ten times as many.
+# In the gate a property meets the same examples each time; `pytest --hypothesis-profile=long` draws
+# new ones, ten times as many.
 settings.register_profile("gate", derandomize=True, deadline=None, database=None)
-settings.register_profile("long", max_examples=1000, derandomize=False, deadline=None, database=None, print_blob=True)
+settings.register_profile("long", max_examples=1000, deadline=None, database=None, print_blob=True)
 settings.load_profile("gate")
 
 PACKAGE = Path(__file__).resolve().parent.parent / "annotated"
-with_shapes = [".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts) for path in PACKAGE.rglob("[!_]*.py")
-               if "jaxtyping" in path.read_text(encoding="utf-8")]
-jaxtyping.install_import_hook(with_shapes, "beartype.beartype")  # before anything of the package is imported
+with_shapes = [".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+               for path in PACKAGE.rglob("[!_]*.py") if "jaxtyping" in path.read_text("utf-8")]
+jaxtyping.install_import_hook(with_shapes, "beartype.beartype")  # before the package is imported
 
 from browsing import browser, serve, site  # noqa: E402, F401
 from publishing import publisher  # noqa: E402, F401
 
-LONGEST = ["test_live", "test_site_hostile", "test_processes", "test_table3", "test_charts_export", "test_search", "test_loop",
-           "test_benchmarks"]  # fmt: skip
+LONGEST = ["test_live", "test_site_hostile", "test_processes", "test_table3", "test_charts_export",
+           "test_search", "test_loop", "test_benchmarks"]
 
 
 @pytest.fixture
@@ -33,18 +34,20 @@ def unenforced(monkeypatch):
 
 
 def pytest_configure(config):
-    config.option.loadscopereorder = False  # pytest-xdist would begin with the files of most tests, and end alone with the longest
+    config.option.loadscopereorder = False  # xdist would begin with the files of most tests
 
 
 def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """With --dist=loadgroup one process takes all tests of a page of the site, and visits it once; other files stay whole.
+    """With --dist=loadgroup one process takes all tests of a page of the site; files stay whole.
 
-    pytest-xdist 3.8 has marks for this, whose groups it writes where pytest 9.2 does not look any more: they would be without effect.
+    pytest-xdist 3.8 has marks for this, whose groups it writes where pytest 9.2 does not look any
+    more: they would be without effect.
     """
     from xdist.scheduler import LoadScopeScheduling
 

@@ -1,4 +1,4 @@
-"""What the tests of the charts share: weights with their tokens, hostile tokens, a replay, and the style of the book for each test."""
+"""What the tests of the charts share: weights with their tokens, hostile tokens, a replay."""
 
 import matplotlib
 
@@ -17,15 +17,16 @@ HEADS = np.stack([WEIGHTS, WEIGHTS[:, ::-1]])
 STEPS = [{"die": 0.75, "Hund": 0.25}, {"der": 0.5, "Katze": 0.375}, [("Ende", 1.0)]]
 BEAMS = [[("die", -0.25)], [("die Katze", -0.5), ("die Hund", -2.0)], [("die Katze", -0.125)]]
 SCRIPT = "</script><script>parent.hurt = document.title = 'hurt'; alert(1)</script>"
-HOSTILE = [SCRIPT, '"><img src=x onerror="document.title=\'hurt\'; alert(2)">', "javascript:alert(3)", '"]);alert(4);//',
-           "<!--", "]]>", "$\\frac{$", "&lt;b&gt;", "\u2028über", "__proto__", "\u202eecila\u202c", "\u200f\u200eא",
-           "{{constructor.constructor('alert(5)')()}}", "datum.weight"]
+HOSTILE = [SCRIPT, '"><img src=x onerror="document.title=\'hurt\'; alert(2)">',
+           "javascript:alert(3)", '"]);alert(4);//', "<!--", "]]>", "$\\frac{$", "&lt;b&gt;",
+           "\u2028über", "__proto__", "\u202eecila\u202c", "\u200f\u200eא", "datum.weight",
+           "{{constructor.constructor('alert(5)')()}}"]
 
 
 def shown(token):
     """A token as every chart shows it: what no file can hold is drawn as its picture."""
-    pictures = {**{i: chr(0x2400 + i) for i in range(32)}, 127: "␡", 0xFFFE: "\ufffd", 0xFFFF: "\ufffd"}
-    return token.translate(pictures)
+    pictures = {127: "␡", 0xFFFE: "\ufffd", 0xFFFF: "\ufffd"}
+    return token.translate({i: chr(0x2400 + i) for i in range(32)} | pictures)
 
 
 @pytest.fixture(autouse=True)
@@ -40,5 +41,6 @@ def labels(axis):
 
 
 def stepper(**changes):
-    given = {"output": QUERIES, "likeliest": STEPS, "source": KEYS, "cross": {"a": HEADS, "b": HEADS[:1] / 2}, "beams": BEAMS}
+    given = {"output": QUERIES, "likeliest": STEPS, "source": KEYS, "beams": BEAMS,
+             "cross": {"a": HEADS, "b": HEADS[:1] / 2}}
     return attention.decode_stepper(**{**given, **changes})

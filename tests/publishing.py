@@ -1,4 +1,4 @@
-"""Text, packed and in archives, and a publisher who serves it: for the tests of files, downloads and corpora."""
+"""Text, packed and in archives, and a publisher who serves it."""
 
 import contextlib
 import gzip
@@ -40,7 +40,7 @@ def special(name, kind, link=""):
 
 
 class Publisher(http.server.BaseHTTPRequestHandler):
-    """Serves the dictionary `files` of its server; `acts` says what goes wrong, request by request, then no more."""
+    """Serves the dictionary `files` of its server; `acts` says what goes wrong, one by one."""
 
     def do_GET(self):
         self.server.asked.append(self.path)
@@ -62,8 +62,8 @@ class Publisher(http.server.BaseHTTPRequestHandler):
             sent = sent[:10] + bytes([sent[10] ^ 1]) + sent[11:]
         if act in ("cut", "stall"):
             sent = sent[: len(sent) // 2]
-        if act == "chunked and cut":
-            sent = b"%x\r\n%s\r\n" % (len(sent) // 2, sent[: len(sent) // 2])  # without the empty chunk at the end
+        if act == "chunked and cut":  # without the empty chunk at the end
+            sent = b"%x\r\n%s\r\n" % (len(sent) // 2, sent[: len(sent) // 2])
         with contextlib.suppress(ConnectionError):
             self.wfile.write(sent)
         if act == "stall":
@@ -76,7 +76,8 @@ class Publisher(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def publisher():
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Publisher)
-    server.files, server.asked, server.acts, server.redirects, server.released = {}, [], [], {}, threading.Event()
+    server.files, server.asked, server.acts, server.redirects = {}, [], [], {}
+    server.released = threading.Event()
     server.address = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()

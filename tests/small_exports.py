@@ -1,9 +1,11 @@
 """Small models, tokenizers and an exported folder, for the tests of what leaves the library."""
 
 import functools
+import shutil
 
 import torch
 from helpers import PAIRS, random_model
+from torch.nn.functional import cross_entropy
 
 from annotated.data.batches import pad
 from annotated.data.tokenizers import BEGIN, END, PAD, SubwordTokenizer, WordTokenizer
@@ -17,7 +19,7 @@ TOKENIZERS = {"words": WORDS, "bpe": BPE, "wordpiece": WORDPIECE}
 
 
 def small_model(seed=0, vocab_size=SIZE, dtype=torch.float32, **changes):
-    """A random model whose norms and biases are random as well: freshly made ones would hide a wrong place."""
+    """A random model whose norms and biases are random as well: new ones hide a wrong place."""
     model = random_model(vocab_size, seed, **{"N": 2, "d_ff": 20, "dropout": 0.1, **changes})
     with torch.no_grad():
         for weight in model.parameters():
@@ -28,19 +30,20 @@ def small_model(seed=0, vocab_size=SIZE, dtype=torch.float32, **changes):
 def random_batch(vocab_size, lengths, seed=0):
     """Ids without special ones, one row of each length with END behind it."""
     draw = torch.Generator().manual_seed(seed)
-    return [[*torch.randint(4, vocab_size, (length,), generator=draw).tolist(), END] for length in lengths]
+    return [[*torch.randint(4, vocab_size, (length,), generator=draw).tolist(), END]
+            for length in lengths]
 
 
 @functools.cache
 def model_that_writes(words, spare=0):
-    """A model that has learned a few sentences by heart: a random one says the same word again and again."""
+    """A model that has learned a few sentences by heart: a random one repeats one word."""
     model = small_model(0, words + spare, N=1).train()
     source = pad(random_batch(words, (8, 2, 14, 13, 1)))
     target = pad([[BEGIN, *row] for row in random_batch(words, (6, 12, 9, 3, 7), seed=1)])
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     for _ in range(80):
         logits = model(source, target[:, :-1])
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), target[:, 1:].flatten(), ignore_index=PAD)
+        loss = cross_entropy(logits.mT, target[:, 1:], ignore_index=PAD)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -51,8 +54,4 @@ def model_that_writes(words, spare=0):
 
 def copy_of(folder, tmp_path):
     """A copy to be spoilt."""
-    copy = tmp_path / "copy"
-    copy.mkdir()
-    for path in folder.iterdir():
-        (copy / path.name).write_bytes(path.read_bytes())
-    return copy
+    return shutil.copytree(folder, tmp_path / "copy")

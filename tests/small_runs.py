@@ -1,4 +1,4 @@
-"""What the tests of training share: a few pairs, a tiny model, quick configurations, and runs in folders."""
+"""What the tests of training share: a few pairs, a tiny model, configurations, runs in folders."""
 
 import json
 import os
@@ -10,7 +10,8 @@ from helpers import random_model
 from annotated.training.checkpoints import MANIFEST, run_checkpoints
 from annotated.training.loop import TrainingConfig, train
 
-PAIRS = [([4, 5, 6], [7, 8]), ([9], [10, 11, 12, 13]), ([5, 4, 9, 6, 14], [13, 7, 15]), ([14, 14], [8, 8, 10]), ([6], [15])]
+PAIRS = [([4, 5, 6], [7, 8]), ([9], [10, 11, 12, 13]), ([5, 4, 9, 6, 14], [13, 7, 15]),
+         ([14, 14], [8, 8, 10]), ([6], [15])]
 QUICK = TrainingConfig(steps=6, max_tokens=16, warmup=3, factor=0.3, validate_every=2)
 LONG = replace(QUICK, steps=12, save_every=3, keep_last=2, accumulate=2)
 
@@ -25,7 +26,7 @@ def digests(folder):
 
 
 def run(folder, seed=0, config=LONG, pairs=PAIRS, hook=None, **changes):
-    """Train a small model with dropout in a run folder; the model that goes on starts with other weights."""
+    """Train a small model with dropout in a run folder."""
     model = tiny(seed, dropout=0.3, **changes)
     if hook is not None:
         model.encoder.register_forward_pre_hook(hook)
@@ -35,4 +36,5 @@ def run(folder, seed=0, config=LONG, pairs=PAIRS, hook=None, **changes):
 def interrupt(after):
     """A hook that sends SIGTERM to this process at its forward pass number `after`."""
     calls = []
-    return lambda *_: (calls.append(1), len(calls) == after and os.kill(os.getpid(), signal.SIGTERM))[0]
+    ends = lambda: os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731
+    return lambda *_: (calls.append(1), len(calls) == after and ends())[0]

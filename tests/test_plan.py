@@ -5,15 +5,13 @@ import sys
 
 import pytest
 
-sys.path.insert(0, "tools")
-from notebooks import PACKAGE, module_of, modules, pages  # noqa: E402
+from notebooks import PACKAGE, module_of, modules, pages
 
 # From above to below; each may import those before it. The charts know none of the others, and
 # nobody imports the charts.
 ORDER = ("files results model data training translation paper interop fast charts options "
          "reproduce cli").split()
 FILES = modules()
-pytestmark = pytest.mark.skipif("cli" not in FILES, reason="the modules do not lie in packages yet")
 
 
 def package(module):
@@ -21,23 +19,27 @@ def package(module):
 
 
 def imported(source):
-    """Modules of `annotated` that code imports, wherever it does, but for what it does as a program and for type checkers."""
+    """Modules of `annotated` that code imports, but for what only programs and checkers do."""
     found, tree = set(), ast.parse(source)
     for node in ast.walk(tree):
-        if isinstance(node, ast.If) and ast.unparse(node.test) in ("__name__ == '__main__'", "TYPE_CHECKING"):
+        skipped = ("__name__ == '__main__'", "TYPE_CHECKING")
+        if isinstance(node, ast.If) and ast.unparse(node.test) in skipped:
             node.body = []
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             assert not node.level, f"`{ast.unparse(node)}`: imports are absolute"
             if package(node.module) == "annotated":
                 within = node.module.removeprefix("annotated").removeprefix(".")
-                found |= {within} & FILES.keys() or {f"{within}.{name.name}".lstrip(".") for name in node.names}
+                names = {f"{within}.{name.name}".lstrip(".") for name in node.names}
+                found |= {within} & FILES.keys() or names
         elif isinstance(node, ast.Import):
-            found |= {name.name.removeprefix("annotated.") for name in node.names if name.name.startswith("annotated.")}
+            names = {name.name for name in node.names if name.name.startswith("annotated.")}
+            found |= {name.removeprefix("annotated.") for name in names}
     return found
 
 
-ARROWS = {module: imported(path.read_text(encoding="utf-8")) for module, path in FILES.items() if "cli" in FILES}
+SOURCES = {module: path.read_text(encoding="utf-8") for module, path in FILES.items()}
+ARROWS = {module: imported(source) for module, source in SOURCES.items()}
 
 
 @pytest.mark.parametrize("module", FILES)
@@ -62,11 +64,11 @@ def test_what_is_imported_is_there():
 
 def test_the_model_needs_torch_and_the_names_of_shapes_alone():
     allowed = {"annotated", "torch", "jaxtyping", *sys.stdlib_module_names}
-    for path in (path for module, path in FILES.items() if package(module) == "model"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            names = [name.name for name in getattr(node, "names", ()) if isinstance(node, ast.Import)]
-            names += [node.module] if isinstance(node, ast.ImportFrom) else []
-            assert {package(name) for name in names} <= allowed, path.name
+    for module in (module for module in FILES if package(module) == "model"):
+        for node in ast.walk(ast.parse(SOURCES[module])):
+            names = [node.module] if isinstance(node, ast.ImportFrom) else []
+            names += [name.name for name in node.names] if isinstance(node, ast.Import) else []
+            assert {package(name) for name in names} <= allowed, module
 
 
 def test_each_module_comes_from_a_page():
@@ -74,12 +76,16 @@ def test_each_module_comes_from_a_page():
 
 
 def test_the_package_promises_few_names():
-    listed = [ast.literal_eval(node.value) for path in FILES.values() for node in ast.parse(path.read_text(encoding="utf-8")).body
+    listed = [ast.literal_eval(node.value)
+              for source in SOURCES.values() for node in ast.parse(source).body
               if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"]
     assert sum(map(len, listed)) <= 120
 
 
-def test_each_package_says_what_its_modules_are():
+def test_each_package_says_what_its_modules_are_and_loads_nothing():
     for folder in {path.parent for path in FILES.values()} - {PACKAGE}:
-        told = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8")))
-        assert [path.stem for path in folder.glob("[!_]*.py") if f"`{path.stem}`" not in told] == [], folder.name
+        tree = ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))
+        told = ast.get_docstring(tree)
+        assert all(f"`{path.stem}`" in told for path in folder.glob("[!_]*.py")), folder.name
+        loads = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
+        assert {ast.unparse(node) for node in loads} <= {"from annotated import lazy"}

@@ -1,4 +1,4 @@
-"""Hostile tokens in outputs, alt texts and charts of a small site of their own: they are shown as text, and nothing runs."""
+"""Hostile tokens in outputs, alt texts and charts of a small site: shown as text, nothing runs."""
 
 import shutil
 
@@ -12,27 +12,34 @@ from annotated import charts
 OWN = "window.owned = true"
 TAG = f"<script>{OWN}</script>"
 TOKENS = [
-    f"</script>{TAG}", f'"><img src=x onerror="{OWN}">', f"'><svg onload={OWN}>", f"javascript:{OWN}", f"<!--<script>{OWN}",
-    f"--></article>{TAG}", f"]]>{TAG}", f"`${{{OWN}}}`", "\u202eright to left\u202c", "null\0byte", "&lt;b&gt;",
-]  # fmt: skip
-PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
+    f"</script>{TAG}", f'"><img src=x onerror="{OWN}">', f"'><svg onload={OWN}>",
+    f"javascript:{OWN}", f"<!--<script>{OWN}", f"--></article>{TAG}", f"]]>{TAG}", f"`${{{OWN}}}`",
+    "\u202eright to left\u202c", "null\0byte", "&lt;b&gt;",
+]
+PIXEL = ("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5E"
+         "rkJggg==")
 
 
 def hostile_chart():
     """A chart with the tokens as its title and on both axes."""
     weights = [[1 / len(TOKENS)] * len(TOKENS)] * len(TOKENS)
-    return charts.attention_explorer({TOKENS[1]: [weights, weights]}, TOKENS, TOKENS, title=TOKENS[0]).to_dict()
+    layers = {TOKENS[1]: [weights, weights]}
+    return charts.attention_explorer(layers, TOKENS, TOKENS, title=TOKENS[0]).to_dict()
 
 
 def hostile_notebook(path, html):
-    """A page whose outputs, alt text and chart are made of the tokens; with `html`, also of HTML that carries scripts."""
+    """A page whose outputs, alt text and chart are the tokens; with `html`, HTML with scripts."""
     v4, text = nbformat.v4, "\n".join(TOKENS)
-    data = [{"text/plain": text}, {"image/png": PIXEL}, {"application/vnd.vegalite.v5+json": hostile_chart(), "image/png": PIXEL}]
+    chart = {"application/vnd.vegalite.v5+json": hostile_chart(), "image/png": PIXEL}
+    data = [{"text/plain": text}, {"image/png": PIXEL}, chart]
     data += [{"text/html": token} for token in TOKENS if html]
-    outputs = [v4.new_output("stream", text=text), *(v4.new_output("display_data", item) for item in data)]
-    cell = v4.new_code_cell(f"# alt: {' '.join(TOKENS)}\nshow()", execution_count=1, outputs=outputs)
+    shown = [v4.new_output("display_data", item) for item in data]
+    outputs = [v4.new_output("stream", text=text), *shown]
+    source = f"# alt: {' '.join(TOKENS)}\nshow()"
+    cell = v4.new_code_cell(source, execution_count=1, outputs=outputs)
     cells = [v4.new_markdown_cell("# Hostile\n\n> Tokens."), cell]
-    nbformat.write(v4.new_notebook(cells=cells, metadata={"language_info": {"name": "python"}}), path)
+    python = {"language_info": {"name": "python"}}
+    nbformat.write(v4.new_notebook(cells=cells, metadata=python), path)
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +69,8 @@ def test_hostile_tokens_are_shown_and_run_nothing(hostile_site, browser, serve, 
         bar.click(force=True)
     page.wait_for_timeout(300)
     assert page.evaluate("() => window.owned") is None and page.url.endswith(name)
-    cells = figure.query_selector_all(".chart-table tbody tr td:nth-child(6)")
-    assert [cell.text_content() for cell in cells[: len(TOKENS)]] == [token.replace("\0", "␀") for token in TOKENS]
-    if name == "01_text.html":  # here nothing even tries; there the policy stops it, and says so
+    cells = figure.query_selector_all(".chart-table tbody tr td:nth-child(6)")[: len(TOKENS)]
+    assert [cell.text_content().replace("␀", "\0") for cell in cells] == TOKENS
+    if name == "01_text.html":  # nothing even tries; in the other the policy stops it, and says so
         assert TOKENS[0] in page.inner_text(".output.stream") and page.mistakes == []
     page.close()

@@ -1,7 +1,6 @@
 """How the book's model is made: its data, its precision, and that nothing is left behind."""
 
 import sys
-from dataclasses import replace
 
 import pytest
 import torch
@@ -18,22 +17,20 @@ from annotated.training.checkpoints import book_model, load_checkpoint
 from annotated.training.loop import TrainingConfig, train_on
 from annotated.translation.search import translate
 
-QUICK = TrainingConfig(steps=6, max_tokens=16, warmup=3, factor=0.3, validate_every=2)
-
-
-def corpus(train=TEXTS, valid=TEXTS):
-    return Corpus("toy", "en", "de", list(train), list(valid), list(TEXTS))
+QUICK = TrainingConfig(steps=6, max_tokens=64, warmup=3, factor=0.3, validate_every=2)
+TOY = Corpus("toy", "en", "de", TEXTS, TEXTS, TEXTS)
 
 
 @pytest.fixture
 def tiny_book(monkeypatch):
     """The book's model replaced by a tiny one on four pairs; the fixture counts the trainings."""
     runs, real = [], loop.train
-    monkeypatch.setattr(toy.os, "cpu_count", lambda: 1)  # two threads for so little work only wait for each other
-    sizes = {"N": 1, "d_model": 16, "d_ff": 16, "h": 2}
-    monkeypatch.setitem(loop.PRESETS, "toy", (TransformerConfig(99, **sizes), replace(QUICK, max_tokens=64)))
-    monkeypatch.setattr(toy, "load_corpus", lambda name: corpus())
-    monkeypatch.setattr(loop, "train", lambda *arguments: runs.append(torch.get_num_threads()) or real(*arguments))
+    monkeypatch.setattr(toy.os, "cpu_count", lambda: 1)  # two threads only wait for each other
+    config = TransformerConfig(99, N=1, d_model=16, d_ff=16, h=2)
+    monkeypatch.setitem(loop.PRESETS, "toy", (config, QUICK))
+    monkeypatch.setattr(toy, "load_corpus", lambda name: TOY)
+    monkeypatch.setattr(loop, "train",
+                        lambda *given: runs.append(torch.get_num_threads()) or real(*given))
     return runs
 
 
@@ -42,10 +39,12 @@ def test_the_books_model_is_trained_and_saved_in_half_precision(tiny_book, tmp_p
     toy.train_book_model(tmp_path / "book", False)
     saved = load_checkpoint(tmp_path / "book")
     assert tiny_book == [1] and torch.get_num_threads() == 2
-    assert {weight.dtype for weight in load_file(tmp_path / "book" / "model.safetensors").values()} == {torch.float16}
-    assert saved.info["source_language"] == "en" and saved.info["corpus"] == "toy" and saved.info["log"][-1]["step"] == 6
+    weights = load_file(tmp_path / "book" / "model.safetensors")
+    assert {weight.dtype for weight in weights.values()} == {torch.float16}
+    info = saved.info
+    assert (info["source_language"], info["corpus"], info["log"][-1]["step"]) == ("en", "toy", 6)
     torch.set_num_threads(1)
-    again, _ = train_on(corpus(), saved.tokenizer, saved.model.config, loop.PRESETS["toy"][1], False)
+    again, _ = train_on(TOY, saved.tokenizer, saved.model.config, QUICK, False)
     assert torch.equal(state(again.half().float()), state(saved.model))
 
 
@@ -57,5 +56,5 @@ def test_the_books_model_trained_anew_translates_as_well(tmp_path):
     sources, references = zip(*load_corpus("toy").test, strict=True)
     for saved in (book_model(), anew):
         outputs = translate(sources, saved.model, saved.tokenizer)
-        scores.append(sum(ours == theirs for ours, theirs in zip(outputs, references, strict=True)) / len(references))
+        scores.append(sum(map(str.__eq__, outputs, references)) / len(references))
     assert abs(scores[0] - scores[1]) <= 0.05 and min(scores) >= 0.9, scores

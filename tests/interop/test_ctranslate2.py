@@ -1,19 +1,16 @@
-"""CTranslate2 writes what the model writes; its folder is whole or not there; the comparison finds a fault."""
+"""CTranslate2 writes what the model writes; its folder is whole; the comparison finds a fault."""
 
-import os
 import sys
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from small_exports import BPE, TOKENIZERS, copy_of, model_that_writes, random_batch, small_model
 
-os.environ["HF_HUB_OFFLINE"] = "1"
-from small_exports import BPE, TOKENIZERS, copy_of, model_that_writes, random_batch, small_model  # noqa: E402
-
-from annotated.data.tokenizers import BEGIN, PAD  # noqa: E402
-from annotated.interop.ctranslate2 import check_export, export_to_ctranslate2, translate_ids  # noqa: E402
-from annotated.interop.hugging_face import export_to_hugging_face, library_form  # noqa: E402
-from annotated.translation.search import greedy_decode  # noqa: E402
+from annotated.data.tokenizers import BEGIN, PAD
+from annotated.interop.ctranslate2 import check_export, export_to_ctranslate2, translate_ids
+from annotated.interop.hugging_face import export_to_hugging_face, library_form
+from annotated.translation.search import greedy_decode
 
 
 @pytest.mark.parametrize("kind, spare", [("bpe", 0), ("bpe", 3), ("words", 0), ("wordpiece", 1)])
@@ -29,13 +26,14 @@ def test_ctranslate2_writes_the_same(tmp_path, kind, spare):
     fast = translate_ids(translator, library_form(tokenizer), rows, limit)
     ours = [greedy_decode(model, torch.tensor([row]), extra=limit - len(row))[0] for row in rows]
     assert [row[:limit] for row in fast] == ours
-    assert max(len(set(row)) for row in ours) > 3, "a model that says one word would agree too easily"
-    assert model(torch.tensor([rows[0]]), torch.tensor([[BEGIN]])).argmax() == PAD, "nothing was forbidden"
+    assert max(len(set(row)) for row in ours) > 3, "one word would agree too easily"
+    first = model(torch.tensor([rows[0]]), torch.tensor([[BEGIN]])).argmax()
+    assert first == PAD, "nothing was forbidden"
     for name in ("tokenizer.json", "tokenizer_config.json", "README.md"):
         assert (tmp_path / "ct2" / name).read_bytes() == (tmp_path / "hf" / name).read_bytes()
 
 
-def test_ctranslate2_folder_is_whole_or_not_there(tmp_path, exported, monkeypatch):
+def test_ctranslate2_folder_is_whole_or_not_there(tmp_path, exported):
     pytest.importorskip("ctranslate2")
     broken = copy_of(exported, tmp_path)
     (broken / "README.md").unlink()
@@ -48,14 +46,6 @@ def test_ctranslate2_folder_is_whole_or_not_there(tmp_path, exported, monkeypatc
     assert not list((tmp_path / "there").iterdir())
 
 
-def test_quantised_folder_is_smaller(tmp_path, exported):
-    ctranslate2 = pytest.importorskip("ctranslate2")
-    export_to_ctranslate2(exported, tmp_path / "full")
-    export_to_ctranslate2(exported, tmp_path / "int8", quantization="int8")
-    assert (tmp_path / "int8" / "model.bin").stat().st_size < 0.7 * (tmp_path / "full" / "model.bin").stat().st_size
-    assert ctranslate2.Translator(str(tmp_path / "int8")).compute_type.startswith("int8")
-
-
 def test_missing_package_is_named(tmp_path, exported, monkeypatch):
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
     for name in [name for name in sys.modules if name.startswith("ctranslate2.")]:
@@ -65,23 +55,17 @@ def test_missing_package_is_named(tmp_path, exported, monkeypatch):
     assert not (tmp_path / "ct2").exists()
 
 
-def test_check_finds_nothing_in_a_good_export(exported):
-    result = check_export(small_model(), BPE, exported, ["a dog", "the dog sees a cat", "ein Käse"])
-    # float32: logits up to 3 on two ways of a few hundred roundings each, 2^-24 of a logit.
-    assert result["largest difference of a logit"] < 1e-4 and result["weights come back to the bit"]
-    assert [result[name] for name in ("sentences", "same ids of the source", "same greedy output", "same text")] == [3] * 4
-    assert "same greedy output of CTranslate2" not in result
-
-
 def test_check_finds_a_fault(tmp_path, exported):
     folder = copy_of(exported, tmp_path)
     weights = load_file(folder / "model.safetensors")
     name = "model.decoder.layers.0.fc2.weight"
-    save_file({**weights, name: weights[name].flip(0).contiguous()}, folder / "model.safetensors", metadata={"format": "pt"})
+    weights[name] = weights[name].flip(0).contiguous()
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     result = check_export(small_model(), BPE, folder, ["a dog", "the dog sees a cat"])
-    assert result["largest difference of a logit"] > 1e-2 and not result["weights come back to the bit"]
+    assert result["largest difference of a logit"] > 1e-2
+    assert not result["weights come back to the bit"]
 
 
 def test_check_names_a_sentence_that_is_too_long(exported):
-    with pytest.raises(ValueError, match="sentence 2 has .* tokens: with 512 positions there is room for 461"):
+    with pytest.raises(ValueError, match="sentence 2 has .* 512 positions there is room for 461"):
         check_export(small_model(), BPE, exported, ["a dog", "a dog " * 300])
