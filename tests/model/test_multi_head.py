@@ -200,18 +200,6 @@ def test_nested_blocks_both_record_and_the_outer_goes_on():
     assert all(a is b for a, b in zip(parts(model), own, strict=True))
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_dropout_follows_the_mode_while_recording_and_the_mode_outlives_the_block(training):
-    model, (x,) = nn.ModuleList([make(dropout=0.5)]).train(training), inputs((2, 6, 24))
-    with record_attention(model) as weights:
-        model[0](x, x, x)
-        assert (weights["0"] == 0).any() == training
-        model.train(not training)
-        model[0](x, x, x)
-        assert (weights["0"] == 0).any() != training
-    assert torch.equal(model[0](x, x, x), model[0](x, x, x)) == training, "no dropout in eval mode"
-
-
 def test_a_prepared_model_is_recorded_as_the_plain_one_and_is_fast_again_afterwards():
     torch.manual_seed(0)
     config = TransformerConfig.tiny(30, d_model=24, d_ff=32, h=4, d_k=3, attention_dropout=0.3)
