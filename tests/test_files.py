@@ -2,7 +2,6 @@
 
 import gzip
 import io
-import json
 import os
 import stat
 import subprocess
@@ -28,7 +27,7 @@ def read_lines(path):
     return list(stream_lines(path))
 
 
-# --- reading text ---------------------------------------------------------------------------------------------------
+# reading text
 
 
 @pytest.mark.parametrize("packing", PACK)
@@ -42,7 +41,8 @@ def test_of_sgml_only_the_segments_count_packed_or_not(tmp_path):
     data = b'<doc>\n<seg id="1"> One &amp; two. </seg>\n</doc>\n'
     for name, packed in (("a.sgm", data), ("a.sgm.gz", gzip.compress(data)), ("a.en", data)):
         (tmp_path / name).write_bytes(packed)
-        assert list(files.stream_lines(tmp_path / name)) == (["One & two."] if "sgm" in name else data.decode().splitlines())
+        expected = ["One & two."] if "sgm" in name else data.decode().splitlines()
+        assert read_lines(tmp_path / name) == expected
 
 
 def test_invalid_utf8_names_file_and_line(tmp_path):
@@ -67,13 +67,13 @@ def test_a_damaged_packed_file_is_named(tmp_path, packing, damage):
         read_lines(tmp_path / f"a.en{packing}")
 
 
-# --- members of archives ---------------------------------------------------------------------------------------------
+# members of archives
 
 
-@pytest.mark.parametrize("member", [special("a.en", tarfile.SYMTYPE, "/etc/passwd"), special("a.en", tarfile.DIRTYPE),
-                                    special("a.en", tarfile.LNKTYPE, "b.en"), special("a.en", tarfile.CHRTYPE),
-                                    special("a.en", tarfile.FIFOTYPE)], ids=lambda entry: entry.type.decode())
-def test_a_member_that_is_no_file_is_refused(tmp_path, member):
+@pytest.mark.parametrize("kind, to", [(tarfile.SYMTYPE, "/etc/passwd"), (tarfile.DIRTYPE, ""),
+                                      (tarfile.LNKTYPE, "b.en"), (tarfile.FIFOTYPE, "")])
+def test_a_member_that_is_no_file_is_refused(tmp_path, kind, to):
+    member = special("a.en", kind, to)
     (tmp_path / "a.tgz").write_bytes(tar({"b.en": b"text\n", "a.en": member}))
     with pytest.raises(ValueError, match=r"a\.tgz holds no file a\.en"):
         list(stream_lines(tmp_path / "a.tgz", "a.en"))
@@ -83,12 +83,13 @@ def test_a_member_that_is_no_file_is_refused(tmp_path, member):
 def test_a_damaged_archive_is_named(tmp_path, damage):
     text = os.urandom(50_000).hex().encode() + b"\n"
     good = tar({"a.en": text}, "w" if damage == "cut tar" else "w:gz")
-    (tmp_path / "a.tgz").write_bytes(b"nothing of the kind" if damage == "no archive" else good[: len(good) // 2])
+    bad = b"nothing of the kind" if damage == "no archive" else good[: len(good) // 2]
+    (tmp_path / "a.tgz").write_bytes(bad)
     with pytest.raises(ValueError, match=r"a\.tgz is damaged"):
         list(stream_lines(tmp_path / "a.tgz", "a.en"))
 
 
-# --- the root --------------------------------------------------------------------------------------------------------
+# the root
 
 
 def test_the_root_is_argument_then_variable_then_checkout_then_cache(tmp_path, monkeypatch):
@@ -106,18 +107,7 @@ def test_the_root_is_argument_then_variable_then_checkout_then_cache(tmp_path, m
     assert files.data_root() == tmp_path / "home" / ".cache" / "annotated"
 
 
-# --- the disk -------------------------------------------------------------------------------------------------------
-
-
-def test_a_file_appears_whole_or_not_at_all(tmp_path):
-    path = tmp_path / "new" / "file"
-    with whole_file(path) as file:
-        file.write(b"old")
-        assert not path.exists()
-    with pytest.raises(RuntimeError), whole_file(path) as file:
-        file.write(b"half of the ne")
-        raise RuntimeError
-    assert path.read_bytes() == b"old" and left_over(tmp_path) == []
+# the disk
 
 
 def test_bytes_reach_the_disk_before_the_name(tmp_path, monkeypatch):
@@ -130,16 +120,7 @@ def test_bytes_reach_the_disk_before_the_name(tmp_path, monkeypatch):
     assert done == ["fsync", "replace"]
 
 
-def test_what_a_killed_process_left_is_cleared_after_a_day_and_not_before(tmp_path):
-    for name, age in ((".file.part-aa", 90_000), (".file.part-bb", 10), (".other.part-cc", 90_000)):
-        (tmp_path / name).write_bytes(b"half")
-        os.utime(tmp_path / name, (os.path.getmtime(tmp_path / name) - age,) * 2)
-    with whole_file(tmp_path / "file") as file:
-        file.write(b"text")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".file.part-bb", ".other.part-cc", "file"]
-
-
-# --- folders that appear whole --------------------------------------------------------------------------------------
+# folders that appear whole
 
 
 def test_a_folder_appears_whole_or_not_at_all(tmp_path):
@@ -150,9 +131,11 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path):
     with pytest.raises(RuntimeError), whole_folder(tmp_path / "other") as part:
         (part / "file").write_bytes(b"half")
         raise RuntimeError
-    with pytest.raises(FileExistsError, match="folder exists already"), whole_folder(tmp_path / "new" / "folder"):
-        pass
-    with pytest.raises(FileExistsError, match="another process was faster"), whole_folder(tmp_path / "late") as part:
+    with pytest.raises(FileExistsError, match="folder exists already"):
+        with whole_folder(tmp_path / "new" / "folder"):
+            pass
+    faster = pytest.raises(FileExistsError, match="another process was faster")
+    with faster, whole_folder(tmp_path / "late"):
         (tmp_path / "late").mkdir()
         (tmp_path / "late" / "theirs").write_bytes(b"")
     assert left_over(tmp_path) == [] and os.listdir(tmp_path / "late") == ["theirs"]
@@ -163,19 +146,13 @@ def test_json_is_readable_and_whole(tmp_path):
     assert (tmp_path / "new" / "a.json").read_bytes() == '{\n "ü": [\n  1,\n  null\n ]\n}\n'.encode()
     with pytest.raises(TypeError):
         write_json(tmp_path / "new" / "a.json", {1, 2})
-    assert json.loads((tmp_path / "new" / "a.json").read_text(encoding="utf-8")) == {"ü": [1, None]} and left_over(tmp_path) == []
-
-
-# --- the machine -----------------------------------------------------------------------------------------------------
-
-
+    assert '"ü"' in (tmp_path / "new" / "a.json").read_text("utf-8") and left_over(tmp_path) == []
 
 
 @pytest.mark.parametrize("data, lines", [
-    (b"", []), (b"\n", [""]), (b"one", ["one"]), (b"one\n", ["one"]), (b"one\n\n", ["one", ""]),
+    (b"", []), (b"\n", [""]), (b"one", ["one"]), (b"one\n\n", ["one", ""]), (b"\xef\xbb\xbfone\n", ["one"]),
     (b"one\r\ntwo\r\n", ["one", "two"]), (b"one\r\r\n", ["one\r"]), (b"a\rb\n", ["a\rb"]),
-    ("a\u2028b\u0085c\x0bd\n".encode(), ["a\u2028b\u0085c\x0bd"]),
-    (b"\xef\xbb\xbfone\n", ["one"]), ("schläft\n".encode(), ["schläft"]),
+    ("a\u2028b\u0085c\x0bdä\n".encode(), ["a\u2028b\u0085c\x0bdä"]),
 ])
 def test_lines_end_at_newlines_only(tmp_path, monkeypatch, data, lines):
     (tmp_path / "in.txt").write_bytes(data)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers import product_error
 from torch import nn
 from torch.nn import functional as F
 
@@ -18,7 +19,6 @@ from annotated.data.tokenizers import END, PAD
 from annotated.fast import c_engine
 from annotated.fast.c_engine import c_steps, compile_c, quantize_weight
 from annotated.model.embeddings import TokenEmbedding
-from annotated.model.feed_forward import PositionwiseFeedForward
 from annotated.model.multi_head import MultiHeadAttention, record_attention
 from annotated.model.transformer import Transformer, TransformerConfig
 from annotated.translation.search import IncrementalDecoder
@@ -62,16 +62,10 @@ def input_steps(x):
 @every_precision
 @pytest.mark.parametrize("rows, width, out", [(1, 1, 1), (4, 64, 32), (7, 70, 101), (33, 129, 31)])
 def test_matmul_is_the_product_within_the_worst_case(precision, rows, width, out):
-    """A rounding of fp32 for each term; in bf16 one of x and one of W; in int8 half a step of W,
-    and a whole one of x: half of it for the zero point."""
     torch.manual_seed(0)
     x, weight, bias = torch.randn(rows, width), torch.randn(out, width), torch.randn(out)
-    size = F.linear(x.abs().double(), weight.abs().double(), bias.abs().double())
-    most = (width + 8) * 2**-23 * size + (2.01 * 2**-8 * size if precision == "bf16" else 0)
-    if precision == "int8":
-        step, half = input_steps(x), weight.abs().amax(1) / 254
-        most += step * weight.abs().sum(1) + half * (x.abs().sum(1, True) + step * width)
     off = linear(x, weight, bias, precision) - F.linear(x.double(), weight.double(), bias.double())
+    most = torch.cat([product_error(x[i : i + 1], weight, bias, precision, 2) for i in range(rows)])
     assert (off.abs() <= most).all()
 
 
@@ -152,9 +146,7 @@ def test_bad_tokens_and_full_caches_are_refused_and_change_nothing(unenforced):
     steps = c_steps(model)(model, SOURCE, 100)
     for tokens, words in (([[5], [301], [5]], "row 1 has the token 301: give an id from 0 to 300"),
                           ([[5], [5], [-1]], "row 2 has the token -1"),
-                          ([[2**40], [5], [5]], "row 0 has the token 1099511627776"),
-                          ([[5]] * 2, "for 3 rows: give one a row, and call select"),
-                          ([[5, 5]] * 3, "for 3 rows: give one a row, and call select")):
+                          ([[5]] * 2, "for 3 rows: give one a row, and call select")):
         with pytest.raises(ValueError, match=words):
             steps.step(torch.tensor(tokens))
     for _ in range(9):  # as many as the model has learned positions
@@ -182,19 +174,14 @@ def replaced(path, part):
 
 
 LAST, HOOK = "decoder.layers.1.", lambda *_: None
-Own = type("Own", (PositionwiseFeedForward,), {})
 WRONG = [
     (replaced(LAST + "self_attention.attention", nn.Identity()), "not a DotProductAttention"),
-    (replaced(LAST + "feed_forward", Own(48, 101)), "Own, not a PositionwiseFeedForward"),
     (replaced(LAST + "self_attention.W_Q", nn.Linear(48, 30)), "W_Q, which has .*bias"),
     (replaced(LAST + "cross_attention", MultiHeadAttention(48, 1, 30, 39)), "'h': 1"),
-    (replaced(LAST + "residual.2.norm", nn.LayerNorm(48, bias=False)), "residual.2.norm"),
     (replaced("embedding", TokenEmbedding(302, 48)), "embedding, which has .*302"),
-    (replaced("target_positions", nn.Identity()), "target_positions, which is a Identity"),
     (replaced(LAST + "residual.0.norm_first", True), "'norm_first': True"),
     (replaced(LAST + "feed_forward.forward", HOOK), "feed_forward, which has a forward of its own"),
     (lambda model: model.decoder.layers.append(nn.Identity()), "layers.2.*, which is not in it"),
-    (lambda model: model.decoder.layers.pop(1), "layers.1, which is missing"),
     (lambda model: model.decoder.norm.register_forward_pre_hook(HOOK), "norm, which has a hook"),
     (lambda model: model.double(), "is in torch.float64 on cpu"),
     (lambda model: model.embedding.to("meta"), "is in torch.float32 on meta")]

@@ -1,10 +1,10 @@
-"""The loss in chunks against PyTorch's own, with gradients, in every precision, and with as few logits at once as promised."""
+"""The loss in chunks against PyTorch's own, in every precision, and how few logits it holds."""
 
 import math
 
 import pytest
 import torch
-from helpers import examples, roundoff
+from helpers import examples, inputs, roundoff
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
@@ -13,7 +13,7 @@ from annotated.data.tokenizers import PAD
 from annotated.fast.chunked_loss import ChunkedLoss
 from annotated.training.label_smoothing import LabelSmoothingLoss
 
-# Errors of gradients in bfloat16 as a share of their norm: about twice the most that 60 random models had (0.014).
+# Errors of gradients in bf16 as a share of their norm: twice the most of 60 random models (0.014).
 GRADIENTS = 0.028
 
 
@@ -24,27 +24,8 @@ def test_chunks_in_half_precision_are_summed_in_single_precision():
     loss = ChunkedLoss(0.1, reduction="sum").of_hidden(hidden, weight, target, chunk=64)
     logits = (hidden @ weight.T).double()
     expected = F.cross_entropy(logits, target, label_smoothing=0.1, reduction="sum")
-    assert loss.dtype == torch.float32 and abs(loss / expected - 1) < roundoff(torch.float32, 64 + 63)  # in a chunk, and over chunks
-
-
-@examples(40)
-@given(st.integers(1, 12), st.integers(2, 20), st.integers(1, 9), st.floats(0, 0.9), st.sampled_from(["mean", "sum"]),
-       st.integers(0, 10**6))
-def test_in_chunks_as_in_one_piece(tokens, vocab_size, chunk, smoothing, reduction, seed):
-    generator = torch.Generator().manual_seed(seed)
-    hidden, weight = (torch.randn(n, 5, generator=generator, dtype=torch.float64).requires_grad_() for n in (2 * tokens, vocab_size))
-    pad_id = seed % vocab_size
-    target = torch.randint(0, vocab_size, (2, tokens), generator=generator)
-    target[0, 0] = (pad_id + 1) % vocab_size
-    criterion, both = ChunkedLoss(smoothing, pad_id, reduction), hidden.unflatten(0, (2, tokens))
-    expected = F.cross_entropy(hidden @ weight.T, target.flatten(), label_smoothing=smoothing, ignore_index=pad_id,
-                               reduction=reduction)
-    got = criterion.of_hidden(both, weight, target, chunk=chunk)
-    assert abs(got - expected) < 1e-9 * max(1, tokens)
-    with torch.no_grad():
-        assert abs(criterion.of_hidden(both, weight, target, chunk=chunk) - expected) < 1e-9 * max(1, tokens)
-    for one, other in zip(*(torch.autograd.grad(3 * loss, (hidden, weight)) for loss in (got, expected)), strict=True):
-        assert (one - other).abs().max() < 1e-9
+    assert loss.dtype == torch.float32
+    assert abs(loss / expected - 1) < roundoff(torch.float32, 64 + 63)  # in a chunk, over chunks
 
 
 def test_chunks_hold_few_logits_and_agree_in_half_precision(monkeypatch):
@@ -52,10 +33,13 @@ def test_chunks_hold_few_logits_and_agree_in_half_precision(monkeypatch):
     hidden, weight = torch.randn(2400, 8), torch.randn(30_000, 8, requires_grad=True)
     target, chunks, rows = torch.randint(1, 30_000, (2400,)), [], []
     product, softmax = torch.Tensor.__matmul__, torch.Tensor.softmax
-    monkeypatch.setattr(torch.Tensor, "__matmul__", lambda x, y: (chunks.append((len(x), y.size(1))), product(x, y))[1])
-    monkeypatch.setattr(torch.Tensor, "softmax", lambda x, *a, **k: (rows.append(len(x)), softmax(x, *a, **k))[1])
+    monkeypatch.setattr(torch.Tensor, "__matmul__",
+                        lambda x, y: chunks.append((len(x), y.size(1))) or product(x, y))
+    monkeypatch.setattr(torch.Tensor, "softmax",
+                        lambda x, *a, **k: rows.append(len(x)) or softmax(x, *a, **k))
     grads = {}
-    for enabled, expected in ((False, [800] * 3), (True, [1200] * 2)):  # 128 MB are 1,118 rows in fp32, twice as many in bf16
+    # 128 MB are 1,118 rows in fp32, twice as many in bf16
+    for enabled, expected in ((False, [800] * 3), (True, [1200] * 2)):
         chunks.clear(), rows.clear()
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
             loss = ChunkedLoss(0.1).of_hidden(hidden, weight, target)
@@ -64,6 +48,28 @@ def test_chunks_hold_few_logits_and_agree_in_half_precision(monkeypatch):
         assert max(rows) * 30_000 <= 1 << 19 and sum(rows) == 2400
     assert grads[True].dtype == torch.float32
     assert 0 < (grads[True] - grads[False]).norm() / grads[False].norm() < GRADIENTS
+
+
+@examples(40)
+@given(st.integers(1, 12), st.integers(2, 20), st.integers(1, 9), st.floats(0, 0.9),
+       st.sampled_from(["mean", "sum"]), st.integers(0, 10**6))
+def test_in_chunks_as_in_one_piece(tokens, vocab_size, chunk, smoothing, reduction, seed):
+    hidden, weight = inputs((2 * tokens, 5), (vocab_size, 5), seed=seed)
+    pad_id = seed % vocab_size
+    draw = torch.Generator().manual_seed(seed)
+    target = torch.randint(0, vocab_size, (2, tokens), generator=draw)
+    target[0, 0] = (pad_id + 1) % vocab_size
+    criterion, both = ChunkedLoss(smoothing, pad_id, reduction), hidden.unflatten(0, (2, tokens))
+    expected = F.cross_entropy(hidden @ weight.T, target.flatten(), label_smoothing=smoothing,
+                               ignore_index=pad_id, reduction=reduction)
+    got = criterion.of_hidden(both, weight, target, chunk=chunk)
+    assert abs(got - expected) < 1e-9 * max(1, tokens)
+    with torch.no_grad():
+        again = criterion.of_hidden(both, weight, target, chunk=chunk)
+    assert abs(again - expected) < 1e-9 * max(1, tokens)
+    grads = (torch.autograd.grad(3 * loss, (hidden, weight)) for loss in (got, expected))
+    for one, other in zip(*grads, strict=True):
+        assert (one - other).abs().max() < 1e-9
 
 
 @pytest.mark.parametrize("largest", [0.0, 1e4, -1e4])
@@ -76,49 +82,32 @@ def test_chunks_are_exact_where_the_right_token_has_no_probability_left(largest)
     hidden, weight = logits.requires_grad_(), torch.eye(50)
     loss = ChunkedLoss(0.1, reduction="sum").of_hidden(hidden, weight, target, chunk=500)
     expected = F.cross_entropy(logits.double(), target, label_smoothing=0.1, reduction="sum")
-    assert abs(loss - expected) < 1e-6 * expected  # 16 roundings: 11 for the halves of halves of 1,200 rows, 5 within a row
-    assert torch.allclose(*(torch.autograd.grad(one, logits)[0] for one in (loss, expected)), atol=1e-6)  # of numbers up to 1, likewise
-
-
-def test_chunks_add_up_in_half_precision():
-    torch.manual_seed(0)
-    hidden, weight = torch.randn(1200, 8, requires_grad=True), torch.randn(900, 8, requires_grad=True)
-    target, grads = torch.randint(1, 900, (1200,)), []
-    for chunk in (1199, 500):  # two chunks and three
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = ChunkedLoss(0.1).of_hidden(hidden, weight, target, chunk=chunk)
-        grads.append((loss, *torch.autograd.grad(loss, (hidden, weight))))
-    exact = F.cross_entropy(hidden @ weight.T, target, label_smoothing=0.1)
-    for one, other, right in zip(*grads, (exact, *torch.autograd.grad(exact, (hidden, weight))), strict=True):
-        assert max((one - right).norm(), (other - right).norm()) < GRADIENTS * right.norm()
-
-
-def test_one_chunk_is_the_plain_loss_bit_for_bit():
-    torch.manual_seed(0)
-    hidden, weight, target = torch.randn(3, 20, 8), torch.randn(50, 8), torch.randint(0, 50, (3, 20))
-    criterion = ChunkedLoss(0.1, reduction="sum")
-    assert criterion.of_hidden(hidden, weight, target) == LabelSmoothingLoss(0.1, reduction="sum")(hidden @ weight.T, target)
+    # 16 roundings: 11 for the halves of halves of 1,200 rows, 5 within a row
+    assert abs(loss - expected) < 1e-6 * expected
+    grads = (torch.autograd.grad(one, logits)[0] for one in (loss, expected))
+    assert torch.allclose(*grads, atol=1e-6)
 
 
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 @pytest.mark.parametrize("graded", [True, False])
 def test_on_a_gpu_padding_stays_in_and_counts_nothing(monkeypatch, reduction, graded):
-    """Tensors of the processor that say they are on a GPU: there, to leave padding out would mean to wait for how much there is."""
-    hidden, weight = (torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in ((6, 50, 16), (97, 16)))
+    """Tensors that say they are on a GPU, where leaving padding out would mean to wait for it."""
+    hidden, weight = inputs((6, 50, 16), (97, 16))
     target = torch.randint(0, 97, (6, 50)).index_fill(1, torch.arange(40, 50), PAD)
     plain = LabelSmoothingLoss(0.1, PAD, reduction=reduction).of_hidden(hidden, weight, target)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     with torch.set_grad_enabled(graded):
-        loss = ChunkedLoss(0.1, PAD, reduction=reduction).of_hidden(hidden, weight, target, chunk=64)
+        loss = ChunkedLoss(0.1, PAD, reduction).of_hidden(hidden, weight, target, chunk=64)
     torch.testing.assert_close(loss, plain, rtol=0, atol=1e-10, check_layout=False)
     if graded:
-        for ours, theirs in zip(torch.autograd.grad(loss, (hidden, weight)), torch.autograd.grad(plain, (hidden, weight)), strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
+        grads = (torch.autograd.grad(one, (hidden, weight)) for one in (loss, plain))
+        torch.testing.assert_close(*grads, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("reduction, nothing", [("sum", 0.0), ("mean", math.nan)])
 def test_chunks_of_padding_alone_are_as_the_plain_loss_has_them(reduction, nothing):
-    hidden, weight, target = torch.randn(2, 9, 4, requires_grad=True), torch.randn(7, 4), torch.zeros(2, 9, dtype=torch.int64)
+    hidden, weight = torch.randn(2, 9, 4, requires_grad=True), torch.randn(7, 4)
+    target = torch.zeros(2, 9, dtype=torch.int64)
     found = ChunkedLoss(0.1, reduction=reduction).of_hidden(hidden, weight, target, chunk=3)
     plain = LabelSmoothingLoss(0.1, reduction=reduction).of_hidden(hidden, weight, target)
     assert repr(found.item()) == repr(plain.item()) == repr(nothing)

@@ -1,4 +1,4 @@
-"""Each engine against the plain model: translations, log-probabilities, what is refused, and what makes one fall back."""
+"""Each engine against the plain model: what it writes, refuses, and where it falls back."""
 
 import pytest
 import torch
@@ -12,18 +12,22 @@ from annotated.model.feed_forward import PositionwiseFeedForward
 from annotated.training.checkpoints import Checkpoint
 from annotated.translation.search import search, translate
 
-PAIRS = [("the dog sees a cat .", "der Hund sieht eine Katze ."), ("the cat sleeps .", "die Katze schläft .")]
+PAIRS = [("the dog sees a cat .", "der Hund sieht eine Katze ."),
+         ("the cat sleeps .", "die Katze schläft .")]
 WORDS = WordTokenizer.fit(PAIRS)
-SOURCES = [[*WORDS.encode(source, "en"), END] for source, _ in PAIRS] + [[5, END], [9, 4, 8, 8, 6, 7, END]]
+SOURCES = [[*WORDS.encode(source, "en"), END] for source, _ in PAIRS]
+SOURCES += [[5, END], [9, 4, 8, 8, 6, 7, END]]
 
 
 @pytest.fixture
 def saved(tmp_path, monkeypatch):
     monkeypatch.setenv("ANNOTATED_DATA", str(tmp_path))  # where what CTranslate2 reads is kept
-    return Checkpoint(random_model(len(WORDS), seed=2, N=2).eval(), WORDS, {"source_language": "en"})
+    model = random_model(len(WORDS), seed=2, N=2).eval()
+    return Checkpoint(model, WORDS, {"source_language": "en"})
 
 
-@pytest.mark.parametrize("name, precision", [(name, precision) for name in engines.ENGINES for precision in TOLERANCE])
+@pytest.mark.parametrize("precision", TOLERANCE)
+@pytest.mark.parametrize("name", engines.ENGINES)
 def test_an_engine_writes_and_scores_as_the_plain_model(saved, name, precision, capfd):
     if (name, precision) == ("torch", "int8"):
         with pytest.raises(ValueError, match="for int8 give another engine"):
@@ -33,9 +37,11 @@ def test_an_engine_writes_and_scores_as_the_plain_model(saved, name, precision, 
     assert engine.name == name and "PyTorch translates" not in capfd.readouterr().err
     for source, output in zip(SOURCES, plain, strict=True):
         with torch.no_grad():
-            log_p = saved.model(torch.tensor([source]), torch.tensor([[1, *output]]))[0].log_softmax(dim=1)
-        expected = log_p.gather(1, torch.tensor([*output, END])[:, None])[:, 0]
-        assert (torch.tensor(engine.score(source, [*output, END])) - expected).abs().max() < TOLERANCE[precision]
+            (logits,) = saved.model(torch.tensor([source]), torch.tensor([[1, *output]]))
+        written = [*output, END]
+        expected = logits.log_softmax(dim=1).gather(1, torch.tensor(written)[:, None])[:, 0]
+        off = torch.tensor(engine.score(source, written)) - expected
+        assert off.abs().max() < TOLERANCE[precision]
     if precision == "fp32":
         assert engine(SOURCES) == plain
         if name != "ctranslate2":  # its length penalty is another one
@@ -45,8 +51,9 @@ def test_an_engine_writes_and_scores_as_the_plain_model(saved, name, precision, 
 
 
 @pytest.mark.parametrize("name", ["c", "ctranslate2"])
-def test_a_model_that_an_engine_does_not_know_is_translated_by_pytorch_which_says_so(saved, name, capfd, monkeypatch):
-    monkeypatch.setattr(PositionwiseFeedForward, "forward", lambda self, x: self.W_2(nn.functional.silu(self.W_1(x))))
+def test_a_model_that_an_engine_does_not_know_is_left_to_pytorch(saved, name, capfd, monkeypatch):
+    monkeypatch.setattr(PositionwiseFeedForward, "forward",
+                        lambda self, x: self.W_2(nn.functional.silu(self.W_1(x))))
     engine = make_engine(name, saved, sentences=[source for source, _ in PAIRS])
     assert engine.name == "torch" and engine(SOURCES) == search(saved.model, SOURCES)
     assert f"The engine {name} in fp32 is not this model" in capfd.readouterr().err
@@ -66,11 +73,13 @@ def test_what_ctranslate2_reads_is_made_once_and_anew_for_other_weights(saved, t
 
 def test_a_sentence_beyond_the_table_of_positions_is_not_cut(saved):
     long = [[*range(4, 10)] * 100 + [END]]
-    assert len(long[0]) > saved.model.config.max_length and make_engine("ctranslate2", saved)(long) == search(saved.model, long)
+    assert len(long[0]) > saved.model.config.max_length
+    assert make_engine("ctranslate2", saved)(long) == search(saved.model, long)
 
 
-@pytest.mark.parametrize("name, precision, message", [("onnx", "fp32", "engine 'onnx' is unknown: give one of torch, c, ctranslate2"),
-                                                      ("c", "fp8", "precision 'fp8' is unknown")])
+@pytest.mark.parametrize("name, precision, message", [
+    ("onnx", "fp32", "engine 'onnx' is unknown: give one of torch, c, ctranslate2"),
+    ("c", "fp8", "precision 'fp8' is unknown")])
 def test_unknown_names_are_refused(saved, name, precision, message):
     with pytest.raises(ValueError, match=message):
         make_engine(name, saved, precision)

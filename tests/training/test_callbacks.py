@@ -40,25 +40,32 @@ for hook in ("on_start", "on_validation", "on_step", "on_end", "close"):
 
 def test_hooks_come_in_order_and_all_are_closed_after_an_error():
     record = Record()
-    log = train(tiny(), PAIRS, PAIRS, replace(QUICK, steps=3), show_progress=False, callbacks=[record])
-    assert record.seen == [("on_start", 0), ("on_step", 1), ("on_validation", 2), ("on_step", 2), ("on_validation", 3),
-                           ("on_step", 3), ("on_end", 3), ("close", None)] and len(log) == 2
+    log = train(tiny(), PAIRS, PAIRS, replace(QUICK, steps=3), False, callbacks=[record])
+    assert record.seen == [
+        ("on_start", 0), ("on_step", 1), ("on_validation", 2), ("on_step", 2),
+        ("on_validation", 3), ("on_step", 3), ("on_end", 3), ("close", None)] and len(log) == 2
     first, second = Record(), Record(("on_step", None), lambda run: 1 / 0)
     with pytest.raises(ZeroDivisionError), hooks([first, second]) as call:
         call("on_step", None)
     assert first.seen[-1] == second.seen[-1] == ("close", None)
 
 
+def names(folder, **options):
+    return [path.name for path in run_checkpoints(folder, **options)]
+
+
 def test_a_callback_may_end_a_run_well_or_interrupt_it(tmp_path):
     well = Record(("on_step", 4), lambda run: setattr(run, "finished", True))
     log = train(tiny(), PAIRS, PAIRS, LONG, False, tmp_path / "well", callbacks=[well])
-    assert log[-1]["step"] == 4 and run_checkpoints(tmp_path / "well", scheduled=True)[-1].name == "step-00000004"
+    assert log[-1]["step"] == 4
+    assert names(tmp_path / "well", scheduled=True)[-1] == "step-00000004"
     stop = Record(("on_step", 4), lambda run: setattr(run, "stop_requested", True))
     with pytest.raises(SystemExit) as stopped:
         train(tiny(), PAIRS, PAIRS, LONG, False, tmp_path / "stop", callbacks=[stop])
-    assert stopped.value.code == INTERRUPTED == 75 and stop.seen[-2:] == [("on_end", 5), ("close", None)]
-    assert [path.name for path in run_checkpoints(tmp_path / "stop", scheduled=True)] == ["step-00000003"]
-    assert run_checkpoints(tmp_path / "stop")[-1].name == "step-00000005"
+    assert stopped.value.code == INTERRUPTED == 75
+    assert stop.seen[-2:] == [("on_end", 5), ("close", None)]
+    assert names(tmp_path / "stop", scheduled=True) == ["step-00000003"]
+    assert names(tmp_path / "stop")[-1] == "step-00000005"
 
 
 def test_progress_is_shown_only_on_request(capsys):
@@ -68,17 +75,13 @@ def test_progress_is_shown_only_on_request(capsys):
     assert "valid" in capsys.readouterr().err
 
 
-def test_report_gets_every_row_with_the_speed():
-    told = []
-    log = train(tiny(), PAIRS, PAIRS, QUICK, show_progress=False, report=told.append)
-    assert all(row.pop("tokens_per_second") > 0 for row in told) and told == log and len(log) == 3
-
-
 def test_speed_is_real_target_tokens_a_second(monkeypatch, capsys):
-    monkeypatch.setattr(run_state, "time", SimpleNamespace(time=chain([100.0], repeat(104.0)).__next__))
+    clock = chain([100.0], repeat(104.0))
+    monkeypatch.setattr(run_state, "time", SimpleNamespace(time=clock.__next__))
     rows = []
     log = train(tiny(), PAIRS, PAIRS[:1], QUICK, report=rows.append)
-    assert [row["tokens_per_second"] for row in rows] == [row["tokens"] / 4 for row in log]
+    assert [row.pop("tokens_per_second") for row in rows] == [row["tokens"] / 4 for row in log]
+    assert rows == log and len(log) == 3
     assert f"{log[-1]['tokens'] / 4:,.0f} tokens/s, train" in capsys.readouterr().err
 
 
@@ -90,20 +93,21 @@ def test_only_the_first_process_keeps_the_log(tmp_path, monkeypatch):
         assert (tmp_path / "log.jsonl").exists() == there
     assert read_json_lines(tmp_path / "log.jsonl") == [row]
 
+
 LOSSES = [5.0, 4.0, 4.5, 3.0, 3.5, 3.0, 3.2, 3.1, 2.0]  # lowest in row 4; equal is not lower
 
 
 @pytest.mark.parametrize("patience, rows", [(0, 9), (1, 3), (2, 6), (4, 8), (5, 9)])
-def test_a_training_ends_when_the_validation_loss_stands_still(patience, rows, tmp_path, monkeypatch):
+def test_a_training_ends_when_the_loss_stands_still(patience, rows, tmp_path, monkeypatch):
     asked = iter(LOSSES)
     monkeypatch.setattr(loop, "validation_loss", lambda *_, **__: next(asked))
     config = replace(QUICK, steps=18, save_every=18, patience=patience)
-    log = train(tiny(), PAIRS, PAIRS, config, show_progress=False, run_folder=tmp_path)
+    log = train(tiny(), PAIRS, PAIRS, config, False, tmp_path)
     assert [row["valid_loss"] for row in log] == LOSSES[:rows] and log[-1]["step"] == 2 * rows
-    assert [path.name for path in run_checkpoints(tmp_path)] == [f"step-{2 * rows:08}"]
-    again = train(tiny(), PAIRS, PAIRS, config, show_progress=False, run_folder=tmp_path)
+    assert names(tmp_path) == [f"step-{2 * rows:08}"]
+    again = train(tiny(), PAIRS, PAIRS, config, False, tmp_path)
     assert again == log, "a run that has ended ends again at once"
-    more = train(tiny(), PAIRS, PAIRS, replace(config, patience=9), show_progress=False, run_folder=tmp_path)
+    more = train(tiny(), PAIRS, PAIRS, replace(config, patience=9), False, tmp_path)
     assert [row["valid_loss"] for row in more] == LOSSES, "with more patience it goes on"
 
 
@@ -141,12 +145,15 @@ def undisturbed(tmp_path):
     return digests(tmp_path / "undisturbed"), log, state(model)
 
 
+STEP_4 = 1 + 2 * 3 + 2 + 1  # the rehearsal, two micro-batches a step, two validation batches
+
+
 def test_sigterm_saves_and_the_run_goes_on_bit_for_bit(undisturbed, tmp_path):
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(SystemExit) as stopped:  # in step 4: the rehearsal, two micro-batches a step, two validation batches
-        run(tmp_path / "run", hook=interrupt(after=1 + 2 * 3 + 2 + 1))
-    assert stopped.value.code == INTERRUPTED == 75 and signal.getsignal(signal.SIGTERM) is before
-    assert [path.name[-2:] for path in run_checkpoints(tmp_path / "run")] == ["03", "04"], "not saved at the next step"
+    with pytest.raises(SystemExit) as stopped:  # in step 4
+        run(tmp_path / "run", hook=interrupt(STEP_4))
+    assert stopped.value.code == INTERRUPTED and signal.getsignal(signal.SIGTERM) is before
+    assert names(tmp_path / "run") == ["step-00000003", "step-00000004"]
     log, model = run(tmp_path / "run", seed=5)
     assert digests(tmp_path / "run") == undisturbed[0] and log == undisturbed[1]
     assert torch.equal(state(model), undisturbed[2])
@@ -156,20 +163,21 @@ def test_sigterm_saves_and_the_run_goes_on_bit_for_bit(undisturbed, tmp_path):
 def test_sigterm_is_heard_late_where_numbers_are_read_late(undisturbed, tmp_path, monkeypatch):
     monkeypatch.setattr(run_state, "READ_EVERY", {"cpu": 2})
     config = replace(LONG, save_every=100, validate_every=12)
-    with pytest.raises(SystemExit) as stopped:  # in step 4; the round of steps 3 and 4 comes with that of 5 and 6
+    with pytest.raises(SystemExit):  # in step 4, whose round comes with that of steps 5 and 6
         run(tmp_path / "run", hook=interrupt(after=1 + 2 * 3 + 1), config=config)
-    assert stopped.value.code == INTERRUPTED and [path.name[-2:] for path in run_checkpoints(tmp_path / "run")] == ["06"]
+    assert names(tmp_path / "run") == ["step-00000006"]
     log, model = run(tmp_path / "run", seed=5, config=config)
-    assert log[-1]["valid_loss"] == undisturbed[1][-1]["valid_loss"] and torch.equal(state(model), undisturbed[2])
+    assert torch.equal(state(model), undisturbed[2])
+    assert log[-1]["valid_loss"] == undisturbed[1][-1]["valid_loss"]
 
 
 def test_what_sigterm_wrote_stays_out_of_the_average_and_is_removed(tmp_path):
     with pytest.raises(SystemExit):
-        run(tmp_path / "run", hook=interrupt(after=1 + 2 * 3 + 2 + 1))
-    assert [path.name[-2:] for path in run_checkpoints(tmp_path / "run", scheduled=True)] == ["03"]
+        run(tmp_path / "run", hook=interrupt(STEP_4))
+    assert names(tmp_path / "run", scheduled=True) == ["step-00000003"]
     run(tmp_path / "run", config=replace(LONG, steps=7))
-    assert [path.name[-2:] for path in run_checkpoints(tmp_path / "run")] == ["06", "07"] == \
-           [path.name[-2:] for path in run_checkpoints(tmp_path / "run", scheduled=True)]
+    assert names(tmp_path / "run") == ["step-00000006", "step-00000007"]
+    assert names(tmp_path / "run", scheduled=True) == names(tmp_path / "run")
 
 
 def test_full_disk_leaves_the_checkpoint_before_intact(undisturbed, tmp_path, monkeypatch):
@@ -185,11 +193,13 @@ def test_full_disk_leaves_the_checkpoint_before_intact(undisturbed, tmp_path, mo
     monkeypatch.setattr(checkpoints, "save_file", full)
     with pytest.raises(OSError, match="No space left"):
         run(tmp_path / "run")
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["log.jsonl", "step-00000003"]
-    assert run(tmp_path / "run", seed=5)[0] == undisturbed[1] and digests(tmp_path / "run") == undisturbed[0]
+    left = sorted(path.name for path in (tmp_path / "run").iterdir())
+    assert left == ["log.jsonl", "step-00000003"]
+    assert run(tmp_path / "run", seed=5)[0] == undisturbed[1]
+    assert digests(tmp_path / "run") == undisturbed[0]
 
 
-def test_training_goes_on_while_a_checkpoint_is_written_and_its_error_ends_the_run(tmp_path, monkeypatch):
+def test_training_goes_on_while_a_checkpoint_is_written_and_tells_its_error(tmp_path, monkeypatch):
     passes, seen, real = [], [], checkpoints.save_file
 
     def slow(tensors, path):

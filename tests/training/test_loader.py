@@ -1,12 +1,11 @@
-"""The loader: every pair once an epoch, the same batches on all ranks, and none repeated or missed after a stop."""
+"""The loader: each pair once an epoch, the same batches on all ranks, none repeated after it."""
 
 from collections import Counter
 from contextlib import closing
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 
 import pytest
-import torch
 from small_runs import PAIRS, QUICK
 
 from annotated.data.batches import Batch
@@ -25,8 +24,9 @@ def take(number, config=QUICK, pairs=PAIRS, position=(0, 0), steps=0):
 
 def content(batches):
     """The pairs of batches, padding and special tokens removed."""
-    return [tuple(tuple(i for i in row if i > END) for row in pair) for batch in batches
-            for pair in zip(batch.source.tolist(), batch.target_out.tolist(), strict=True)]
+    pairs = chain.from_iterable(zip(batch.source.tolist(), batch.target_out.tolist(), strict=True)
+                                for batch in batches)
+    return [tuple(tuple(i for i in row if i > END) for row in pair) for pair in pairs]
 
 
 def test_every_epoch_holds_every_pair_once_in_another_order():
@@ -34,17 +34,12 @@ def test_every_epoch_holds_every_pair_once_in_another_order():
     batches, orders = take(25, replace(QUICK, max_tokens=12, seed=3), pairs), {}
     for batch in batches:
         (part,) = batch.micro_batches
-        assert max(part.source.numel(), part.target_out.numel()) <= 12 and batch.tokens == part.tokens
+        assert max(part.source.numel(), part.target_out.numel()) <= 12
+        assert batch.tokens == part.tokens
         orders.setdefault(batch.position[0], []).extend(content([part]))
     whole = [orders[epoch] for epoch in list(orders)[:-1]]  # the last was cut off
     assert len(whole) > 2 and len({tuple(order) for order in whole}) == len(whole)
     assert all(Counter(order) == Counter((tuple(x), tuple(y)) for x, y in pairs) for order in whole)
-
-
-def test_the_seed_alone_decides():
-    ours, again, other = ([batch.indices.tolist() for batch in take(20, replace(QUICK, seed=seed))] for seed in (0, 0, 1))
-    torch.manual_seed(99)
-    assert ours == again == [batch.indices.tolist() for batch in take(20)] and ours != other
 
 
 @pytest.mark.parametrize("world, accumulate", [(1, 2), (1, 7), (2, 1), (3, 2)])
@@ -53,12 +48,14 @@ def test_ranks_and_micro_batches_share_each_batch(monkeypatch, world, accumulate
         ranks = []
         for rank in range(world):
             monkeypatch.setattr(loader, "ranks", lambda rank=rank: (rank, world))
-            ours = BatchLoader(PAIRS, replace(QUICK, accumulate=accumulate)).load((batch.position, batch.indices))
+            made = BatchLoader(PAIRS, replace(QUICK, accumulate=accumulate))
+            ours = made.load((batch.position, batch.indices))
             assert ours.tokens == batch.tokens and len(ours.micro_batches) == accumulate
             ranks += ours.micro_batches
         real = [part for part in ranks if part.tokens]
-        assert Counter(content(real)) == Counter(content(batch.micro_batches)) and all(len(part.source) for part in ranks)
-        assert max(len(part.source) for part in real) - min(len(part.source) for part in real) <= 1
+        assert Counter(content(real)) == Counter(content(batch.micro_batches))
+        rows = [len(part.source) for part in real]
+        assert max(rows) - min(rows) <= 1 and all(len(part.source) for part in ranks)
         assert {part.source.shape[1] for part in ranks} == {batch.micro_batches[0].source.shape[1]}
 
 
@@ -66,13 +63,16 @@ def test_ranks_and_micro_batches_share_each_batch(monkeypatch, world, accumulate
 def test_going_on_repeats_and_misses_nothing(stop):
     whole = [(batch.position, batch.indices.tolist()) for batch in take(14)]
     for position in (whole[stop - 1][0], None):  # None: only the number of batches is known
-        assert [(batch.position, batch.indices.tolist()) for batch in take(5, position=position, steps=stop)] == whole[stop:][:5]
+        later = take(5, position=position, steps=stop)
+        assert [(one.position, one.indices.tolist()) for one in later] == whole[stop:][:5]
 
 
 def test_a_gpu_gets_wider_batches_from_pinned_memory(monkeypatch):
     pinned, moved = [], []
     monkeypatch.setattr(Batch, "pin_memory", lambda batch: pinned.append(batch) or batch)
     monkeypatch.setattr(Batch, "to", lambda batch, device: moved.append(device.type) or batch)
-    with closing(iter(BatchLoader(PAIRS, replace(QUICK, max_tokens=64, accumulate=2), "cuda"))) as batches:
+    config = replace(QUICK, max_tokens=64, accumulate=2)
+    with closing(iter(BatchLoader(PAIRS, config, "cuda"))) as batches:
         parts = next(batches).micro_batches
-    assert moved == ["cuda"] * 2 and len(pinned) >= 2 and {part.source.shape[1] % 8 for part in parts} == {0}
+    assert moved == ["cuda"] * 2 and len(pinned) >= 2
+    assert {part.source.shape[1] % 8 for part in parts} == {0}
