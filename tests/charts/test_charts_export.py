@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from matplotlib import pyplot as plt
 
 from annotated import charts
-from annotated.charts import attention, export, theme
+from annotated.charts import attention, explorer, export, theme
 
 # ---- files
 
@@ -45,7 +45,7 @@ def read(page):
 
 
 def drawing(kind):
-    draw = attention.attention_explorer if kind == "altair" else attention.attention_heatmap
+    draw = explorer.attention_explorer if kind == "altair" else attention.attention_heatmap
     return draw(WEIGHTS if kind == "axes" else HEADS, KEYS, QUERIES)
 
 
@@ -128,11 +128,10 @@ VIEWS = {
     "lines": lambda t: attention.attention_lines(np.eye(len(t)), t, t, title=t[0]),
     "overview": lambda t: attention.attention_overview({t[0]: np.eye(len(t))[None]}, t, t),
     "mask": lambda t: attention.mask_chart(np.eye(len(t), dtype=bool), t, t),
-    "smoothing": lambda t: charts.label_smoothing_chart({t[0]: np.eye(len(t))[0]}, t),
     "bars": lambda t: charts.bars_chart({token: {t[0]: 1.0, t[0] + "2": 2} for token in t}),
     "curves": lambda t: charts.lines_chart({t[0]: [1.0, 2.0], t[0] + "2": [2.0, 1.0]}, title=t[0]),
-    "explorer": lambda t: attention.attention_explorer({t[0]: np.eye(len(t))[None]}, t, t, title=t[0]),
-    "stepper": lambda t: attention.decode_stepper(t, [{t[0]: 1.0}] * len(t), t, {t[0]: np.eye(len(t))[None]}, title=t[0],
+    "explorer": lambda t: explorer.attention_explorer({t[0]: np.eye(len(t))[None]}, t, t, title=t[0]),
+    "stepper": lambda t: explorer.decode_stepper(t, [{t[0]: 1.0}] * len(t), t, {t[0]: np.eye(len(t))[None]}, title=t[0],
                                                beams=[[(token, 0.5)] for token in t]),
 }
 token = st.one_of(st.sampled_from(HOSTILE), st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12))
@@ -232,7 +231,7 @@ def test_browser_runs_no_hostile_text(visit, view):
 
 
 def test_browser_menus_of_the_explorer_change_the_drawing(visit):
-    page = visit(attention.attention_explorer({"a": HEADS, "b": HEADS[:, :2, :2]}, {"a": KEYS, "b": KEYS[:2]},
+    page = visit(explorer.attention_explorer({"a": HEADS, "b": HEADS[:, :2, :2]}, {"a": KEYS, "b": KEYS[:2]},
                                            {"a": QUERIES, "b": QUERIES[:2]}))
 
     def expected(head, rows, columns):

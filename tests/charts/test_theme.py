@@ -10,7 +10,7 @@ from drawing import HEADS, KEYS, QUERIES, WEIGHTS, close_figures  # noqa: F401
 from matplotlib import pyplot as plt
 
 from annotated import charts
-from annotated.charts import attention, theme
+from annotated.charts import attention, explorer, theme
 
 
 def test_renderer_gives_the_chart_and_a_picture_of_it_and_no_html():
@@ -18,7 +18,7 @@ def test_renderer_gives_the_chart_and_a_picture_of_it_and_no_html():
 
     theme.enable_altair()
     assert altair.renderers.active == "book"
-    bundle = attention.attention_explorer(HEADS, KEYS, QUERIES)._repr_mimebundle_()
+    bundle = explorer.attention_explorer(HEADS, KEYS, QUERIES)._repr_mimebundle_()
     bundle = bundle[0] if isinstance(bundle, tuple) else bundle
     assert set(bundle) == {"application/vnd.vegalite.v5+json", "image/png", "text/plain"}
     assert base64.b64decode(bundle["image/png"]).startswith(b"\x89PNG")
@@ -55,9 +55,9 @@ def test_an_altair_chart_with_records_has_them_as_its_table_and_follows_the_page
     records = [{"size": 1, "cut": "a b"}, {"size": 2.5, "note": "n"}]
     chart = altair.Chart(altair.InlineData(values=records)).mark_point().encode(x="size:Q")
     beside = altair.hconcat(chart, chart.encode(y="cut:N"))
-    for one in (chart, attention.dressed(beside, "t", {"most": 3})):
+    for one in (chart, theme.dressed(beside, "t", {"most": 3})):
         assert theme.table(one) == (["size", "cut", "note"], [[1, "a b", ""], [2.5, "", "n"]])
-    params = {param["name"]: param.get("value") for param in attention.dressed(beside, "t").to_dict()["params"]}
+    params = {param["name"]: param.get("value") for param in theme.dressed(beside, "t").to_dict()["params"]}
     assert params == {"dark": False}
 
 
