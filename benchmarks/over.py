@@ -109,7 +109,7 @@ def draw(runs):
     from matplotlib import pyplot as plt
 
     from annotated import charts
-    from annotated.charts import curves
+    from annotated.charts import theme
 
     rows = [(claim, found) for claim in work.AIMS if claim.what == work.SPEED and (found := figures(runs, claim))]
     values = [1, *(value for _, found in rows for _, value, _ in found)]
@@ -119,8 +119,8 @@ def draw(runs):
             colour = charts.COLOURS["key_text" if runs[number - 1]["disturbed"] else "query"]
             axis.plot(value, place, "o", color=colour, markersize=5)
         axis.text(1.02, place, peers(found).replace("`", ""), fontsize=8, va="center", transform=axis.get_yaxis_transform())
-    curves.remember(axis, ("cell", "quickest peer", "run", "times as fast"),
-                    [(claim.name, row["name"], number, value) for claim, found in rows for number, value, row in found])
+    theme.remember(axis, ("cell", "quickest peer", "run", "times as fast"),
+                   [(claim.name, row["name"], number, value) for claim, found in rows for number, value, row in found])
     axis.axvline(1, color=charts.COLOURS["text"], linewidth=1)
     axis.set_yticks(range(len(rows)), [claim.name for claim, _ in rows], fontsize=8)
     axis.set_ylim(len(rows) - 0.5, -0.5)

@@ -8,11 +8,56 @@ Sinusoidal and learned positions, three seeds each, trained on pairs of up to 9 
 import sys
 from dataclasses import asdict, replace
 
+from annotated.data.corpora import Corpus, load_corpus
+from annotated.data.tokenizers import UNKNOWN, WordTokenizer
 from annotated.fast.prepare import keep_memory
 from annotated.files import write_json
-from annotated.paper.table3 import DECODING, measure_lengths
+from annotated.paper.table3 import DECODING, measure
 from annotated.results import describe_machine, provenance
-from annotated.training.loop import PRESETS
+from annotated.training.loop import PRESETS, encode_pairs, train_on
+
+
+def side_lengths(corpus):
+    """{pair: tokens of its longer side}, punctuation counted, of a corpus of words."""
+    tokenizer = WordTokenizer.fit(corpus.train, corpus.source_language, corpus.target_language)
+    pairs = list(dict.fromkeys(pair for split in corpus.splits().values() for pair in split))
+    ids = encode_pairs(pairs, tokenizer, corpus.source_language, corpus.target_language)
+    return {pair: max(map(len, sides)) for pair, sides in zip(pairs, ids, strict=True)}
+
+
+def length_buckets(corpus, longest, per_bucket=200):
+    """(corpus of the short pairs only, {length: pairs held out})."""
+    lengths, held_out = side_lengths(corpus), {}
+    short = Corpus(f"{corpus.name} up to {longest} tokens", corpus.source_language,
+                   corpus.target_language, *(
+        [pair for pair in split if lengths[pair] <= longest]
+        for split in (corpus.train, corpus.valid, corpus.test)))
+    known = WordTokenizer.fit(short.train, corpus.source_language, corpus.target_language)
+    for pair in [*short.test, *(pair for pair in lengths if lengths[pair] > longest)]:
+        if not any(UNKNOWN in ids for ids in encode_pairs([pair], known, corpus.source_language,
+                                                          corpus.target_language)[0]):
+            held_out.setdefault(lengths[pair], []).append(pair)
+    return short, {length: pairs[:per_bucket] for length, pairs in sorted(held_out.items())}
+
+
+def measure_lengths(positions, seed, longest=9, max_length=64, steps=800, corpus=None):
+    """Train on pairs of up to `longest` tokens, measure longer ones: a dict a length (C17).
+
+    positions: "sinusoidal" or "learned", the latter with a table of `max_length` rows. Sizes as the
+    book's model.
+    """
+    short, buckets = length_buckets(corpus or load_corpus("toy"), longest)
+    tokenizer = WordTokenizer.fit(short.train, short.source_language, short.target_language)
+    config = replace(PRESETS["toy"][0], vocab_size=len(tokenizer), positions=positions,
+                     max_length=max_length)
+    training = replace(PRESETS["toy"][1], steps=steps, seed=seed, validate_every=steps)
+    model, _ = train_on(short, tokenizer, config, training, False)
+    found = []
+    for length, pairs in buckets.items():
+        measured = measure(model, tokenizer, replace(short, valid=pairs))
+        found.append({"length": length, "sentences": len(pairs),
+                      **{k: measured[k] for k in ("bleu", "accuracy", "loss")}})
+    return found
 
 
 def main(out="results/lengths.json", longest=9, steps=800, seeds=3):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import sacrebleu
 import torch
+from lengths import length_buckets
 
 from annotated.data.batches import pad, pair_lengths, token_batches
 from annotated.data.corpora import load_corpus
@@ -20,7 +21,6 @@ from annotated.data.tokenizers import END, WordTokenizer
 from annotated.fast.prepare import keep_memory
 from annotated.files import CHECKOUT, write_json
 from annotated.model.transformer import TransformerConfig
-from annotated.paper.table3 import length_buckets
 from annotated.results import describe_machine, provenance
 from annotated.training.loop import TrainingConfig, encode_pairs, train_on, validation_loss
 from annotated.translation.search import greedy_decode

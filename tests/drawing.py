@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from matplotlib import pyplot as plt
 
-from annotated.charts import attention, theme
+from annotated.charts import explorer, theme
 
 KEYS = ["the", "cat", "the", "end"]  # a token twice: places must not merge
 QUERIES = ["die", "Katze", "Ende"]
@@ -43,4 +43,4 @@ def labels(axis):
 def stepper(**changes):
     given = {"output": QUERIES, "likeliest": STEPS, "source": KEYS, "beams": BEAMS,
              "cross": {"a": HEADS, "b": HEADS[:1] / 2}}
-    return attention.decode_stepper(**{**given, **changes})
+    return explorer.decode_stepper(**{**given, **changes})

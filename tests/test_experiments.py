@@ -15,8 +15,8 @@ import torch
 from helpers import ROOT, random_model
 from torch.nn import functional as F
 
-from annotated.data.corpora import Corpus
-from annotated.data.tokenizers import SubwordTokenizer
+from annotated.data.corpora import Corpus, load_corpus
+from annotated.data.tokenizers import SubwordTokenizer, WordTokenizer
 from annotated.fast.prepare import prepare
 from annotated.options import train_options
 from annotated.training.checkpoints import save_checkpoint
@@ -24,6 +24,7 @@ from annotated.training.label_smoothing import LabelSmoothingLoss
 from annotated.training.loop import encode_pairs
 
 sys.path.insert(0, str(ROOT / "experiments"))
+import lengths  # noqa: E402
 import long_inputs  # noqa: E402
 import padding  # noqa: E402
 import r_drop  # noqa: E402
@@ -191,3 +192,17 @@ def test_layers_computed_again_give_the_same_gradients_from_less_memory(purpose,
     assert list(found) == list(expected) and kept < whole / 3
     for name, gradient in expected.items():
         assert gradient.abs().max() > 0 and (found[name] - gradient).abs().max() < 1e-12, name
+
+
+def test_c17_training_pairs_are_short_and_the_longer_ones_are_held_out():
+    corpus = load_corpus("toy")
+    short, buckets = lengths.length_buckets(corpus, 9, per_bucket=50)
+    sizes = lengths.side_lengths(corpus)
+    assert max(sizes[pair] for pair in short.train) == 9 == max(sizes[pair] for pair in short.valid)
+    assert set(short.train) == {pair for pair in corpus.train if sizes[pair] <= 9}
+    trained, words = set(short.train), WordTokenizer.fit(short.train)
+    assert max(buckets) > 9 >= min(buckets)
+    for length, pairs in buckets.items():
+        assert pairs and len(pairs) <= 50 and not trained & set(pairs)
+        assert all(sizes[pair] == length for pair in pairs)
+        assert all(3 not in side for pair in encode_pairs(pairs, words) for side in pair)  # no word that training never showed

@@ -33,7 +33,8 @@ KEPT, RESULT = ROOT / "_build" / "mutants.json", ROOT / "results" / "mutation_sc
 MODULES = {module: path for module, path in sorted(modules().items()) if "def " in path.read_text(encoding="utf-8")}
 TESTS = {module: page_tests(path) for path in pages() if (module := module_of(path))}
 ALSO = {"model.attention": "model.multi_head", "model.masking": "model.transformer", "model.transformer": "model.masking",
-        "training.checkpoints": "training.run_state", "training.loader": "training.loop", "charts.theme": "charts.attention charts.curves"}
+        "training.checkpoints": "training.run_state", "training.loader": "training.loop",
+        "charts.theme": "charts.attention charts.curves charts.explorer"}
 FEWEST = 6  # mutants of a module that are run, if it has as many
 
 

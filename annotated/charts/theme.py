@@ -231,6 +231,31 @@ def enable_altair():
     altair.renderers.enable("book")
     altair.data_transformers.enable("default", max_rows=None)
 
+# %% ../../notebooks/92_theme.ipynb #92c00002
+def theme(name):
+    """Return a named colour for Altair: an expression that follows the chart's signal `dark`."""
+    return {"expr": f"dark ? '{DARK[name]}' : '{COLOURS[name]}'"}
+
+
+def dressed(chart, title, params=None):
+    """Give an Altair chart title, parameters and colours, which follow the signal `dark`."""
+    import altair as alt
+
+    if alt.renderers.active == "default":
+        enable_altair()
+    given = {**(params or {}), "dark": False}
+    lists = [alt.param(name=name, value=value) for name, value in given.items()]
+    ink = {"labelColor": theme("text"), "titleColor": theme("text"), "titleFontWeight": "normal"}
+    grid = {"gridColor": theme("grid"), "domainColor": theme("grid")}
+    told = as_text(title or "Attention weights")
+    return chart.add_params(*lists).properties(
+        title=as_text(title or ""), description=told, background=theme("background"), padding=8,
+    ).configure(font="DejaVu Sans, Arial, sans-serif").configure_axis(
+        labelFontSize=12, titleFontSize=12, **grid, **ink,
+    ).configure_title(
+        anchor="start", fontWeight="normal", fontSize=13, color=theme("text"),
+    ).configure_legend(**ink).configure_view(stroke=None)
+
 # %% ../../notebooks/92_theme.ipynb #d4f590bb
 def _png(figure):
     """Return a figure as the PNG of a notebook, in base64, with its table in the text fields."""

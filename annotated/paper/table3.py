@@ -18,9 +18,9 @@ import torch
 from filelock import FileLock, Timeout
 
 from annotated.data.batches import Batch, pair_lengths, token_batches
-from annotated.data.corpora import Corpus, load_corpus
+from annotated.data.corpora import load_corpus
 from annotated.data.prepared import vocabulary_digest
-from annotated.data.tokenizers import PAD, UNKNOWN, SubwordTokenizer, WordTokenizer
+from annotated.data.tokenizers import PAD, SubwordTokenizer, WordTokenizer
 from annotated.model.transformer import Transformer, TransformerConfig
 from annotated.results import (
     add_json_line,
@@ -30,7 +30,6 @@ from annotated.results import (
     read_json_lines,
 )
 from annotated.training.loop import (
-    PRESETS,
     TrainingConfig,
     encode_pairs,
     evaluating,
@@ -215,43 +214,35 @@ def finished_result(path, facts):
     return result
 
 # %% ../../notebooks/21_table3.ipynb #7547172f
-def _told(row):
+def _print_validation(row):
     """Print the perplexity of a validation."""
     words = f"step {row['step']}: validation perplexity {row['valid_perplexity']:.2f}"
     print(words, flush=True)
-
-
-class AtWork(ValueError):
-    """Another process works at this run."""
 
 
 def run_row(row, seed, corpus, tokenizer, out, work, device="cpu", command="", **how):
     """Train a row, measure it and add its result to the file `out`; returns the result (6.2).
 
     A finished result is only read. A run that was interrupted goes on from its checkpoint in the
-    folder `work`. ValueError for a result or a checkpoint of other facts; AtWork for a run at which
-    another process is working. how: as for `train_on`.
+    folder `work`. ValueError for a result or a checkpoint of other facts; filelock's Timeout for a
+    run at which another process is working. how: as for `train_on`.
     """
     run, facts = Path(work) / f"{row.name}.seed{seed}", task_facts(row, seed, corpus, tokenizer)
     run.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(f"{run}.lock", timeout=0):
-            if (result := finished_result(out, facts)) is not None:
-                return result
-            with counting_seconds(run) as seconds:
-                training = replace(row.training, seed=seed)
-                model, log = train_on(corpus, tokenizer, row.config, training, False, device, run,
-                                      _told, **how)
-                measured = measure(model, tokenizer, corpus)
-                result = {**facts, **measured, "parameters": count_parameters(row.config),
-                          "seconds": seconds(), "machine": describe_machine(device),
-                          "command": command, **provenance(), "log": log}
-            add_json_line(out, result, RUN)
-            shutil.rmtree(run)
+    with FileLock(f"{run}.lock", timeout=0):
+        if (result := finished_result(out, facts)) is not None:
             return result
-    except Timeout:
-        told = f"another process works at {run}: let it finish, or end it first"
-        raise AtWork(told) from None
+        with counting_seconds(run) as seconds:
+            training = replace(row.training, seed=seed)
+            model, log = train_on(corpus, tokenizer, row.config, training, False, device, run,
+                                  _print_validation, **how)
+            measured = measure(model, tokenizer, corpus)
+            result = {**facts, **measured, "parameters": count_parameters(row.config),
+                      "seconds": seconds(), "machine": describe_machine(device),
+                      "command": command, **provenance(), "log": log}
+        add_json_line(out, result, RUN)
+        shutil.rmtree(run)
+        return result
 
 # %% ../../notebooks/21_table3.ipynb #7230274e
 def plan(names, seeds=3):
@@ -287,16 +278,16 @@ def sweep(name, out, work, scale="multi30k", names=None, seeds=3, device="cpu", 
     corpus, tokenizer, known = read_task(name, scale, steps, sentences)
     if unknown := set(names or ()) - set(known):
         raise ValueError(f"no row {', '.join(sorted(unknown))}: there are {', '.join(known)}")
-    tasks, found = plan(names or list(known), seeds), []
+    tasks, results = plan(names or list(known), seeds), []
     for number, (row, seed) in enumerate(tasks, 1):
         try:
             result = run_row(known[row], seed, corpus, tokenizer, out, work, device, command, **how)
-        except AtWork:
+        except Timeout:  # another process is at it
             continue
-        found.append(result)
+        results.append(result)
         report(f"[{number}/{len(tasks)}] {row} seed {seed}: perplexity {result['perplexity']:.2f}, "
                f"BLEU {result['bleu']:.1f}")
-    return found
+    return results
 
 # %% ../../notebooks/21_table3.ipynb #e1381d71
 ALIKE = {"bleu": 0.1, "loss": 0.01, "exact": 0.1}  # printed differences up to this are none
@@ -396,46 +387,3 @@ class Line:
     difference: dict = field(default_factory=dict)  # metric -> mean minus base's
     band: dict = field(default_factory=dict)
     verdict: dict = field(default_factory=dict)
-
-# %% ../../notebooks/21_table3.ipynb #c59535fa
-def side_lengths(corpus):
-    """{pair: tokens of its longer side}, punctuation counted, of a corpus of words."""
-    tokenizer = WordTokenizer.fit(corpus.train, corpus.source_language, corpus.target_language)
-    pairs = list(dict.fromkeys(pair for split in corpus.splits().values() for pair in split))
-    ids = encode_pairs(pairs, tokenizer, corpus.source_language, corpus.target_language)
-    return {pair: max(map(len, sides)) for pair, sides in zip(pairs, ids, strict=True)}
-
-
-def length_buckets(corpus, longest, per_bucket=200):
-    """(corpus of the short pairs only, {length: pairs held out})."""
-    lengths, held_out = side_lengths(corpus), {}
-    short = Corpus(f"{corpus.name} up to {longest} tokens", corpus.source_language,
-                   corpus.target_language, *(
-        [pair for pair in split if lengths[pair] <= longest]
-        for split in (corpus.train, corpus.valid, corpus.test)))
-    known = WordTokenizer.fit(short.train, corpus.source_language, corpus.target_language)
-    for pair in [*short.test, *(pair for pair in lengths if lengths[pair] > longest)]:
-        if not any(UNKNOWN in ids for ids in encode_pairs([pair], known, corpus.source_language,
-                                                          corpus.target_language)[0]):
-            held_out.setdefault(lengths[pair], []).append(pair)
-    return short, {length: pairs[:per_bucket] for length, pairs in sorted(held_out.items())}
-
-
-def measure_lengths(positions, seed, longest=9, max_length=64, steps=800, corpus=None):
-    """Train on pairs of up to `longest` tokens, measure longer ones: a dict a length (C17).
-
-    positions: "sinusoidal" or "learned", the latter with a table of `max_length` rows. Sizes as the
-    book's model.
-    """
-    short, buckets = length_buckets(corpus or load_corpus("toy"), longest)
-    tokenizer = WordTokenizer.fit(short.train, short.source_language, short.target_language)
-    config = replace(PRESETS["toy"][0], vocab_size=len(tokenizer), positions=positions,
-                     max_length=max_length)
-    training = replace(PRESETS["toy"][1], steps=steps, seed=seed, validate_every=steps)
-    model, _ = train_on(short, tokenizer, config, training, False)
-    found = []
-    for length, pairs in buckets.items():
-        measured = measure(model, tokenizer, replace(short, valid=pairs))
-        found.append({"length": length, "sentences": len(pairs),
-                      **{k: measured[k] for k in ("bleu", "accuracy", "loss")}})
-    return found

@@ -1,4 +1,4 @@
 """Translating: kept keys and values, search, scores, alignments.
 
-`search`, `scores`
+`search`, `scores`, `alignment`
 """

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from matplotlib import pyplot as plt
 
 from annotated import charts
-from annotated.charts import attention, export, theme
+from annotated.charts import attention, explorer, export, theme
 
 # ---- files
 
@@ -45,8 +45,8 @@ def read(page):
 
 
 def test_csv_gives_back_the_weights_and_their_tokens(tmp_path):
-    heat_map, explorer = attention.attention_heatmap, attention.attention_explorer
-    for draw, panels in ((heat_map, WEIGHTS), (heat_map, HEADS), (explorer, HEADS)):
+    heat_map, touched = attention.attention_heatmap, explorer.attention_explorer
+    for draw, panels in ((heat_map, WEIGHTS), (heat_map, HEADS), (touched, HEADS)):
         path = export.save_chart(draw(panels, KEYS, QUERIES), tmp_path / "chart.csv")
         panels = panels.reshape(-1, 3, 4)
         rows = list(csv.DictReader(path.open(encoding="utf-8", newline="")))
@@ -123,11 +123,10 @@ VIEWS = {
     "lines": lambda t: attention.attention_lines(np.eye(len(t)), t, t, title=t[0]),
     "overview": lambda t: attention.attention_overview(layer(t), t, t),
     "mask": lambda t: attention.mask_chart(np.eye(len(t), dtype=bool), t, t),
-    "smoothing": lambda t: charts.label_smoothing_chart({t[0]: np.eye(len(t))[0]}, t),
     "bars": lambda t: charts.bars_chart({token: {t[0]: 1.0, t[0] + "2": 2} for token in t}),
     "curves": lambda t: charts.lines_chart({t[0]: [1.0, 2.0], t[0] + "2": [2.0, 1.0]}, title=t[0]),
-    "explorer": lambda t: attention.attention_explorer(layer(t), t, t, title=t[0]),
-    "stepper": lambda t: attention.decode_stepper(
+    "explorer": lambda t: explorer.attention_explorer(layer(t), t, t, title=t[0]),
+    "stepper": lambda t: explorer.decode_stepper(
         t, [{t[0]: 1.0}] * len(t), t, layer(t), title=t[0], beams=[[(one, 0.5)] for one in t]),
 }
 any_text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
@@ -210,7 +209,7 @@ def test_browser_runs_no_hostile_text(visit, view):
 def test_browser_menus_of_the_explorer_change_the_drawing(visit):
     layers, keys = {"a": HEADS, "b": HEADS[:, :2, :2]}, {"a": KEYS, "b": KEYS[:2]}
     queries = {"a": QUERIES, "b": QUERIES[:2]}
-    page = visit(attention.attention_explorer(layers, keys, queries))
+    page = visit(explorer.attention_explorer(layers, keys, queries))
 
     def shows(head, rows, columns):  # a moment after a menu has changed
         labels = [f"{QUERIES[i]} → {KEYS[j]}: {HEADS[head, i, j]:g}"

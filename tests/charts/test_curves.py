@@ -1,4 +1,4 @@
-"""The plan of the model, curves, bars, batches and trees draw the data they are given and refuse what does not fit."""
+"""Curves, bars and trees draw the data they are given and refuse what does not fit."""
 
 import csv
 import itertools
@@ -9,48 +9,7 @@ import torch
 from drawing import HEADS, KEYS, QUERIES, WEIGHTS, close_figures, labels, stepper  # noqa: F401
 
 from annotated import charts
-from annotated.charts import attention, export, theme
-from annotated.charts import curves as charts_curves
-
-# ---- model_diagram
-
-@pytest.mark.parametrize("part, expected", [
-    ("attention", ["attention"] * 3), ("multi_head", ["attention"] * 3 + ["masked multi-head"] + ["multi-head"] * 2),
-    ("feed_forward", ["feed-forward"] * 2), ("embeddings", ["embedding"] * 2 + ["output projection"]),
-    ("softmax", ["softmax"]), ("residual", ["add & normalise"] * 5), ("masking", ["attention", "masked multi-head"]),
-    ("positional", []), ("data", ["source tokens", "target tokens,\nshifted right"]),
-    ("training", ["loss against the\ntrue next token", "next token", "target tokens,\nshifted right"]),
-])
-def test_a_part_lights_its_boxes_and_no_others(part, expected):
-    ax = charts.model_diagram(lit=part)
-    inside = {box[-1] for box in charts_curves._BOXES}
-    shown = [text.get_text() for text in ax.texts if text.get_color() == theme.COLOURS["text"]]
-    assert sorted(text for text in shown if text and text in inside) == expected
-
-
-@pytest.mark.parametrize("lit", ["attentions", ["encoder", "nothing"], [], ""])
-def test_an_unknown_part_lists_the_known_ones(lit):
-    with pytest.raises(ValueError, match="the parts are transformer, encoder, .*decoding"):
-        charts.model_diagram(lit=lit)
-
-
-# ---- curves, bars, padding, trees
-
-def test_encoding_has_positions_down_and_dimensions_across():
-    encoding = np.sin(np.arange(12.0)).reshape(4, 3)
-    ax = charts.positional_encoding_chart(encoding)
-    np.testing.assert_array_equal(ax.images[0].get_array(), encoding)
-    assert (ax.get_xlabel(), ax.get_ylabel()) == ("dimension", "position")
-    assert ax.images[0].get_clim() == (-1, 1)
-    curves = charts.positional_encoding_chart(encoding, dimensions=[2, 0])
-    for line, d in zip(curves.lines, (2, 0), strict=True):
-        np.testing.assert_array_equal(line.get_xydata(), np.stack([np.arange(4), encoding[:, d]], axis=1))
-        assert line.get_label() == f"dimension {d}"
-    for wrong in ([3], [-1], []):
-        with pytest.raises(ValueError, match=r"dimensions must lie in 0 … 2"):
-            charts.positional_encoding_chart(encoding, dimensions=wrong)
-    with pytest.raises(ValueError, match=r"encoding must have 2 dimensions, got shape \(1, 4, 3\)"):
-        charts.positional_encoding_chart(encoding[None])
+from annotated.charts import attention, explorer, export
 
 
 def test_lines_chart_draws_the_points_given():
@@ -62,7 +21,7 @@ def test_lines_chart_draws_the_points_given():
     assert (ax.get_xscale(), ax.get_yscale(), ax.get_xlabel(), ax.get_ylabel()) == ("log", "log", "layer", "norm")
     assert len({(line.get_color(), line.get_linestyle(), line.get_marker()) for line in ax.lines}) == 2
     assert len(ax.collections) == 1
-    with pytest.raises(ValueError, match="series 'a' has 3 values but 2 places"):
+    with pytest.raises(ValueError, match="same first dimension"):
         charts.lines_chart({"a": [1, 2, 3]}, x=[1, 2])
     with pytest.raises(ValueError, match="series holds no line"):
         charts.lines_chart({})
@@ -81,13 +40,11 @@ def test_schedule_starts_at_step_one_and_marks_the_peak_of_the_paper():
     assert two.get_xscale() == "log"
 
 
-def test_training_chart_draws_rows_and_columns_alike_and_skips_gaps():
+def test_training_chart_draws_the_losses_and_skips_gaps():
     rows = [{"step": 1, "train_loss": 3.0, "lr": 0.1}, {"step": 2, "train_loss": 2.0, "valid_loss": 2.5}]
-    columns = {"step": [1, 2], "train_loss": [3.0, 2.0], "valid_loss": [None, 2.5]}
-    for log in (rows, columns):
-        ax = charts.training_chart(log)
-        assert {line.get_label(): line.get_xydata().tolist() for line in ax.lines} == {
-            "train loss": [[1, 3], [2, 2]], "valid loss": [[2, 2.5]]}
+    ax = charts.training_chart(rows)
+    assert {line.get_label(): line.get_xydata().tolist() for line in ax.lines} == {
+        "train loss": [[1, 3], [2, 2]], "valid loss": [[2, 2.5]]}
     assert len(charts.training_chart(rows, fields=["lr"]).lines) == 1
     with pytest.raises(ValueError, match=r"log has the columns .* but none \['bleu'\]"):
         charts.training_chart(rows, fields=["bleu"])
@@ -108,30 +65,6 @@ def test_bars_have_the_lengths_given(horizontal):
     assert groups == [0, 0, 1]
     with pytest.raises(ValueError, match="values must be a dict"):
         charts.bars_chart({})
-
-
-def test_label_smoothing_draws_distributions_only():
-    ax = charts.label_smoothing_chart({"hard": [0, 1, 0], "soft": [0.05, 0.9, 0.05]}, ["a", "b", "c"])
-    assert [[bar.get_height() for bar in bars] for bars in ax.containers] == [[0, 1, 0], [0.05, 0.9, 0.05]]
-    assert labels(ax.xaxis) == ["a", "b", "c"]
-    for wrong in ([0.5, 0.6], [1.5, -0.5], [np.nan, 1.0]):
-        with pytest.raises(ValueError, match="distribution 'p' must be probabilities"):
-            charts.label_smoothing_chart({"p": wrong})
-    with pytest.raises(ValueError, match="distribution 'p' has 2 tokens but 3 tokens were given"):
-        charts.label_smoothing_chart({"p": [0.5, 0.5]}, ["a", "b", "c"])
-
-
-def test_padding_chart_counts_the_padding():
-    batches = [torch.tensor([[4, 5, 0, 0], [4, 0, 0, 0]]), torch.tensor([[7, 8]])]
-    figure = charts.padding_chart(batches)
-    for ax, batch in zip(figure.axes, batches, strict=True):
-        np.testing.assert_array_equal(ax.images[0].get_array(), batch.numpy() != 0)
-        assert len(ax.collections[0].get_paths()) == int((batch == 0).sum())
-    assert [ax.get_title() for ax in figure.axes] == ["batch 1: 62% padding", "batch 2: 0% padding"]
-    with pytest.raises(ValueError, match=r"batch 1 must have 2 dimensions, got shape \(3,\)"):
-        charts.padding_chart([[1, 2, 3]])
-    with pytest.raises(ValueError, match="titles must name each batch"):
-        charts.padding_chart(batches, titles=["one"])
 
 
 def test_tree_has_its_words_in_order_and_labels_above_what_they_span():
@@ -167,10 +100,9 @@ def test_no_line_of_a_tree_crosses_another_or_a_label(tree):
 
 
 @pytest.mark.parametrize("tree, message", [
-    ("(S (NP we) (VP sleep)", "1 are open"), ("(S we) sleep", "'sleep' follows"), ("(S we))", "follows"),
-    ("(S (NP))", "'NP' with nothing in it"), ("", "must be bracketed"),
-    ("we sleep now", "must be bracketed"), (")))", "must be bracketed"),
-    ("(())", "'' with nothing in it"),
+    ("(S (NP we) (VP sleep)", "1 brackets of .* are open"), ("(S we) sleep", "'sleep' stands outside"),
+    ("(S we))", "stands outside"), ("(S (NP))", "'NP' has nothing in it"), ("", "0 brackets"),
+    ("we sleep now", "'we' stands outside"), (")))", "stands outside"), ("(())", "'' has nothing in it"),
 ])
 def test_a_tree_with_wrong_brackets_is_refused(tree, message):
     with pytest.raises(ValueError, match=message):
@@ -181,11 +113,10 @@ def test_a_tree_with_wrong_brackets_is_refused(tree, message):
 
 @pytest.mark.parametrize("draw", [
     lambda: attention.attention_lines(HEADS, KEYS, QUERIES), lambda: attention.attention_overview([HEADS], KEYS, QUERIES),
-    lambda: charts.positional_encoding_chart(WEIGHTS), lambda: attention.mask_chart(WEIGHTS > 0.2),
-    lambda: charts.schedule_chart([1, 2, 1]), lambda: charts.training_chart({"step": [1], "loss": [2.0]}),
-    lambda: charts.bars_chart({"a": 1}), lambda: charts.label_smoothing_chart({"a": [1.0]}),
-    lambda: charts.padding_chart([[[1, 0]]]), lambda: charts.tree_chart("(S we sleep)"), lambda: charts.model_diagram(),
-    lambda: attention.attention_explorer(HEADS, KEYS, QUERIES), lambda: stepper(),
+    lambda: attention.mask_chart(WEIGHTS > 0.2),
+    lambda: charts.schedule_chart([1, 2, 1]), lambda: charts.training_chart([{"step": 1, "loss": 2.0}]),
+    lambda: charts.bars_chart({"a": 1}), lambda: charts.tree_chart("(S we sleep)"), lambda: charts.model_diagram(),
+    lambda: explorer.attention_explorer(HEADS, KEYS, QUERIES), lambda: stepper(),
 ])
 def test_every_chart_has_a_table(draw, tmp_path):
     chart = draw()
@@ -197,7 +128,7 @@ def test_a_formula_like_token_is_drawn_as_it_is():
     tokens = ["$\\frac{$", "$x$", "a_b^c"]
     for ax in (attention.attention_heatmap(np.eye(3), tokens, tokens), attention.attention_lines(np.eye(3), tokens, tokens),
                attention.mask_chart(np.eye(3, dtype=bool), tokens, tokens), charts.tree_chart("(S $\\frac{$ $x$ a_b)"),
-               charts.label_smoothing_chart({"p": [0.5, 0.5, 0]}, tokens)):
+               charts.bars_chart(dict.fromkeys(tokens, 1))):
         ax.figure.canvas.draw()  # a formula that cannot be parsed would raise here
         texts = labels(ax.xaxis) + [text.get_text() for text in ax.texts]
         assert "$\\frac{$" in texts and "$x$" in texts

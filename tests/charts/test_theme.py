@@ -41,9 +41,9 @@ def test_an_altair_chart_with_records_has_them_as_its_table_and_follows_the_page
     records = [{"size": 1, "cut": "a b"}, {"size": 2.5, "note": "n"}]
     chart = altair.Chart(altair.InlineData(values=records)).mark_point().encode(x="size:Q")
     beside = altair.hconcat(chart, chart.encode(y="cut:N"))
-    for one in (chart, attention.dressed(beside, "t", {"most": 3})):
+    for one in (chart, theme.dressed(beside, "t", {"most": 3})):
         assert theme.table(one) == (["size", "cut", "note"], [[1, "a b", ""], [2.5, "", "n"]])
-    (param,) = attention.dressed(beside, "t").to_dict()["params"]
+    (param,) = theme.dressed(beside, "t").to_dict()["params"]
     assert (param["name"], param["value"]) == ("dark", False)
 
 

@@ -1,10 +1,9 @@
-"""The report against sacreBLEU and against BLEU from scratch; alignment errors by hand; costs against a counter."""
+"""The report against sacreBLEU and against BLEU from scratch; costs against a counter."""
 
 import hashlib
 import json
 import math
 import os
-import random
 import subprocess
 import sys
 from collections import Counter
@@ -13,7 +12,7 @@ import pytest
 import sacrebleu
 import torch
 from helpers import examples
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -22,10 +21,8 @@ from annotated.model.transformer import Transformer, TransformerConfig
 from annotated.translation.scores import (
     DEFINITIONS,
     TABLE_2,
-    alignment_error_rate,
     bleu_report,
     hardware_flops,
-    links_from_attention,
     moses_tokenise,
     multi30k_form,
     split_compounds,
@@ -219,14 +216,11 @@ def test_report_is_written_with_its_sentences(tmp_path):
 # Bad input
 
 @pytest.mark.parametrize("hypotheses, references, error, message", [
-    ("ein Satz", ["ein Satz"], TypeError, "hypotheses is a str: give a list of strings"),
-    (["ein Satz"], "ein Satz", TypeError, "references is a str: give a list of strings"),
-    (["ein Satz"], None, TypeError, "references is a NoneType"),
-    (["a"], [["a", "b"]], TypeError, r"references\[0\] is a list: give one string for each sentence"),
-    (["a", 3], ["a", "b"], TypeError, r"hypotheses\[1\] is a int"),
+    ("ein Satz", ["ein Satz"], TypeError, "hypotheses must be a list of strings"),
+    (["a"], [["a", "b"]], TypeError, "references must be a list of strings, one for each"),
     (["a", "b"], ["a"], ValueError, "2 hypotheses but 1 references: give one reference for each"),
-    ([], [], ValueError, "are empty: give at least one sentence"),
-    (["a"], ["b\nc"], ValueError, r"references\[0\] contains a line break: replace it with a space"),
+    ([], [], ValueError, "0 hypotheses but 0 references"),
+    (["a"], ["b\nc"], ValueError, r"references\[0\] contains a line break: replace it"),
     (["a\r"], ["b"], ValueError, r"hypotheses\[0\] contains a line break"),
 ])
 def test_lines_that_will_not_do(hypotheses, references, error, message):
@@ -234,103 +228,9 @@ def test_lines_that_will_not_do(hypotheses, references, error, message):
         bleu_report(hypotheses, references)
 
 
-@pytest.mark.parametrize("option, message", [
-    ({"loss": -0.1}, "loss=-0.1 is no loss in nats a token: give a number"),
-    ({"loss": math.nan}, "loss=nan"),
-    ({"loss": math.inf}, "loss=inf"),
-    ({"bootstrap": -1}, "bootstrap=-1: give the number of resamples"),
-    ({"bootstrap": 1}, "bootstrap=1"),
-    ({"bootstrap": 10.0}, "bootstrap=10.0"),
-    ({"seed": -1}, "seed=-1: give a whole number"),
-    ({"seed": "x"}, "seed='x'"),
-    ({"path": "report.txt"}, "path='report.txt' does not end in .json: give the name of the report"),
-])
-def test_numbers_and_names_that_will_not_do(option, message):
-    with pytest.raises(ValueError, match=message):
-        bleu_report(["a"], ["a"], **option)
-
-
-# Alignment error rate
-
-def test_links_are_the_largest_weight_of_each_row():
-    weights = torch.tensor([[0.6, 0.3, 0.1], [0.1, 0.2, 0.7], [0.5, 0.4, 0.1], [0.0, 0.0, 1.0]])
-    assert links_from_attention(weights) == {(0, 0), (2, 1), (0, 2), (2, 3)}
-    assert links_from_attention(weights, source_length=2) == {(0, 0), (1, 1), (0, 2), (0, 3)}  # equal: the first
-    assert links_from_attention(weights, source_length=2, target_length=2) == {(0, 0), (1, 1)}
-    assert links_from_attention(weights, 3, 0) == set()
-    assert links_from_attention(weights.tolist()) == links_from_attention(weights)
-
-
-@pytest.mark.parametrize("weights, lengths, message", [
-    (torch.ones(2, 3, 3), (), r"weights have shape \(2, 3, 3\): give \(target, source\)"),
-    (torch.ones(2, 3), (4,), r"source_length=4 does not fit: weights have shape \(2, 3\)"),
-    (torch.ones(2, 3), (3, 3), "target_length=3 does not fit"),
-    (torch.ones(2, 3), (-1,), "source_length=-1 does not fit"),
-    (torch.ones(2, 3), (0,), "no source token left: give a source_length of at least 1"),
-    (torch.full((1, 2), math.nan), (), "weights hold NaN"),
-])
-@pytest.mark.usefixtures("unenforced")
-def test_weights_that_will_not_do(weights, lengths, message):
-    with pytest.raises(ValueError, match=message):
-        links_from_attention(weights, *lengths)
-
-
-def test_alignment_errors_worked_by_hand():
-    gold = [{(0, 0), (1, 1)}, {(0, 1)}]
-    assert alignment_error_rate(gold, gold) == 0
-    assert alignment_error_rate([{(1, 0)}, {(1, 1)}], gold) == 1
-    assert alignment_error_rate([set(), set()], gold) == 1
-    # links 2 and 1, sure 2 and 1, right 1 and 1: 1 - (2 + 2) / (3 + 3)
-    assert alignment_error_rate([{(0, 0), (0, 1)}, {(0, 1)}], gold) == pytest.approx(1 / 3)
-    # one spurious link: 1 - (3 + 3) / (4 + 3)
-    assert alignment_error_rate([{(0, 0), (1, 1), (2, 2)}, {(0, 1)}], gold) == pytest.approx(1 / 7)
-
-
-def test_possible_links_do_no_harm_and_need_not_be_there():
-    """Och & Ney (2003): sure links have to be there, and a prediction may lie in the possible ones."""
-    sure, possible = [{(0, 0), (1, 1)}], [{(2, 2), (2, 3)}]
-    predicted = [{(0, 0), (2, 2), (3, 3)}]  # |A and S| = 1, |A and P| = 2
-    assert alignment_error_rate(predicted, sure, possible) == pytest.approx(1 - 3 / 5)
-    assert alignment_error_rate(predicted, sure) == pytest.approx(1 - 2 / 5)
-    assert alignment_error_rate([{(0, 0), (1, 1), (2, 2)}], sure, possible) == 0
-    assert alignment_error_rate(sure, sure, possible) == 0
-    with_sure = [{(0, 0), (1, 1), (2, 2), (2, 3)}]  # listing the sure links among the possible changes nothing
-    assert alignment_error_rate(predicted, sure, with_sure) == alignment_error_rate(predicted, sure, possible)
-
-
-links = st.sets(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=6)
-corpora = st.lists(st.tuples(links, links, links), min_size=1, max_size=5)
-
-
-@examples(100)
-@given(corpora, st.randoms(use_true_random=False))
-def test_alignment_error_rate_is_a_rate_and_knows_no_order(corpus, order):
-    predicted, gold, possible = map(list, zip(*corpus, strict=True))
-    assume(any(predicted) or any(gold))
-    rate = alignment_error_rate(predicted, gold, possible)
-    assert 0 <= rate <= 1
-    shuffled = random.Random(order.random()).sample(corpus, len(corpus))
-    assert alignment_error_rate(*map(list, zip(*shuffled, strict=True))) == rate
-    assert alignment_error_rate(predicted, gold) >= rate  # possible links only ever help
-    if any(gold):
-        assert alignment_error_rate(gold, gold, possible) == 0
-
-
-@pytest.mark.parametrize("predicted, gold, error, message", [
-    ([{(0, 0)}], [{(0, 0)}, {(1, 1)}], ValueError, r"different numbers of sentences \(1 predicted, 2 gold\)"),
-    ([set()], [set()], ValueError, "no link, neither predicted nor gold"),
-    ([], [], ValueError, "no link"),
-    ({(0, 0)}, [{(0, 0)}], TypeError, r"predicted is a set: give a list with the links of each sentence, \[links\]"),
-    ([(0, 0)], [{(0, 0)}], ValueError, r"predicted\[0\] holds 0: give pairs"),
-    ([5], [{(0, 0)}], TypeError, r"predicted\[0\] is 5: give the links of a sentence"),
-    ([{(0, 0)}], "0-0", TypeError, "gold is a str"),
-    ([{(0, 0)}], ["0-0"], TypeError, r"gold\[0\] is '0-0'"),
-    ([{(0, -1)}], [{(0, 0)}], ValueError, r"predicted\[0\] holds \(0, -1\)"),
-    ([{(0, 1, 2)}], [{(0, 0)}], ValueError, r"holds \(0, 1, 2\): give pairs \(source index, target index\)"),
-])
-def test_links_that_will_not_do(predicted, gold, error, message):
-    with pytest.raises(error, match=message):
-        alignment_error_rate(predicted, gold)
+def test_a_report_is_named_json():
+    with pytest.raises(ValueError, match=r"path='report.txt' does not end in \.json"):
+        bleu_report(["a"], ["a"], path="report.txt")
 
 
 # Training cost (C23)
@@ -361,11 +261,6 @@ def test_c23_the_model_asks_for_less_than_the_hardware_offers():
     big = training_flops(TransformerConfig.big(), 25_000, 25_000, 300_000, 900)
     assert base == pytest.approx(9.52e17, rel=1e-3) and big == pytest.approx(9.68e18, rel=1e-3)
     assert base / hardware_flops(12) < big / hardware_flops(84) < 0.5
-
-
-def test_c23_counts_must_be_positive():
-    with pytest.raises(ValueError, match="steps=0: give a number above 0"):
-        training_flops(TransformerConfig.base(), source_tokens=9, target_tokens=7, steps=0, sentences=1)
 
 
 def test_table_2_as_published():

@@ -1,0 +1,79 @@
+"""Links from attention, and alignment errors worked by hand."""
+
+import random
+
+import pytest
+import torch
+from helpers import examples
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from annotated.translation.alignment import alignment_error_rate, links_from_attention
+
+
+def test_links_are_the_largest_weight_of_each_row():
+    weights = torch.tensor([[0.6, 0.3, 0.1], [0.1, 0.2, 0.7], [0.5, 0.4, 0.1], [0.0, 0.0, 1.0]])
+    assert links_from_attention(weights) == {(0, 0), (2, 1), (0, 2), (2, 3)}
+    assert links_from_attention(weights, source_length=2) == {(0, 0), (1, 1), (0, 2), (0, 3)}  # equal: the first
+    assert links_from_attention(weights, source_length=2, target_length=2) == {(0, 0), (1, 1)}
+    assert links_from_attention(weights, 3, 0) == set()
+
+
+@pytest.mark.parametrize("weights, message", [
+    (torch.ones(2, 3, 3), r"weights have shape \(2, 3, 3\): give \(target, source\)"),
+    (torch.full((1, 2), torch.nan), "weights hold NaN"),
+])
+@pytest.mark.usefixtures("unenforced")
+def test_weights_that_will_not_do(weights, message):
+    with pytest.raises(ValueError, match=message):
+        links_from_attention(weights)
+
+
+def test_alignment_errors_worked_by_hand():
+    gold = [{(0, 0), (1, 1)}, {(0, 1)}]
+    assert alignment_error_rate(gold, gold) == 0
+    assert alignment_error_rate([{(1, 0)}, {(1, 1)}], gold) == 1
+    assert alignment_error_rate([set(), set()], gold) == 1
+    # links 2 and 1, sure 2 and 1, right 1 and 1: 1 - (2 + 2) / (3 + 3)
+    assert alignment_error_rate([{(0, 0), (0, 1)}, {(0, 1)}], gold) == pytest.approx(1 / 3)
+    # one spurious link: 1 - (3 + 3) / (4 + 3)
+    assert alignment_error_rate([{(0, 0), (1, 1), (2, 2)}, {(0, 1)}], gold) == pytest.approx(1 / 7)
+
+
+def test_possible_links_do_no_harm_and_need_not_be_there():
+    """Och & Ney (2003): sure links have to be there, and a prediction may lie in the possible ones."""
+    sure, possible = [{(0, 0), (1, 1)}], [{(2, 2), (2, 3)}]
+    predicted = [{(0, 0), (2, 2), (3, 3)}]  # |A and S| = 1, |A and P| = 2
+    assert alignment_error_rate(predicted, sure, possible) == pytest.approx(1 - 3 / 5)
+    assert alignment_error_rate(predicted, sure) == pytest.approx(1 - 2 / 5)
+    assert alignment_error_rate([{(0, 0), (1, 1), (2, 2)}], sure, possible) == 0
+    assert alignment_error_rate(sure, sure, possible) == 0
+    with_sure = [{(0, 0), (1, 1), (2, 2), (2, 3)}]  # listing the sure links among the possible changes nothing
+    assert alignment_error_rate(predicted, sure, with_sure) == alignment_error_rate(predicted, sure, possible)
+
+
+links = st.sets(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=6)
+corpora = st.lists(st.tuples(links, links, links), min_size=1, max_size=5)
+
+
+@examples(100)
+@given(corpora, st.randoms(use_true_random=False))
+def test_alignment_error_rate_is_a_rate_and_knows_no_order(corpus, order):
+    predicted, gold, possible = map(list, zip(*corpus, strict=True))
+    assume(any(predicted) or any(gold))
+    rate = alignment_error_rate(predicted, gold, possible)
+    assert 0 <= rate <= 1
+    shuffled = random.Random(order.random()).sample(corpus, len(corpus))
+    assert alignment_error_rate(*map(list, zip(*shuffled, strict=True))) == rate
+    assert alignment_error_rate(predicted, gold) >= rate  # possible links only ever help
+    if any(gold):
+        assert alignment_error_rate(gold, gold, possible) == 0
+
+
+@pytest.mark.parametrize("predicted, gold, message", [
+    ([{(0, 0)}], [{(0, 0)}, {(1, 1)}], r"different numbers of sentences \(1 predicted, 2 gold"),
+    ([set()], [set()], "no link, neither predicted nor gold"), ([], [], "no link"),
+])
+def test_links_that_will_not_do(predicted, gold, message):
+    with pytest.raises(ValueError, match=message):
+        alignment_error_rate(predicted, gold)
