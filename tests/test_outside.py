@@ -4,32 +4,53 @@ import cmath
 import math
 import subprocess
 import sys
+from importlib import import_module
 
-import outside_parts as parts
 import pytest
 import torch
 from helpers import EXACT, PAIRS, ROOT, TEXTS, one_thread, random_model, state
 from torch import nn
 from torch.nn import functional as F
 
-from annotated import charts
+from annotated import charts, cli
 from annotated.charts.export import save_chart
 from annotated.data.batches import pad
-from annotated.data.tokenizers import BEGIN, END, PAD, UNKNOWN, fit_tokenizer, load_tokenizer
+from annotated.data.tokenizers import (
+    BEGIN,
+    END,
+    PAD,
+    TOKENIZERS,
+    UNKNOWN,
+    fit_tokenizer,
+    load_tokenizer,
+)
 from annotated.fast.c_engine import check_supported
 from annotated.fast.prepare import prepare, undo
 from annotated.interop.hugging_face import export_to_hugging_face
 from annotated.model.transformer import TransformerConfig
-from annotated.training.builders import build_model, foreign_part
+from annotated.training.builders import BUILDERS, build_model, foreign_part
 from annotated.training.loop import TrainingConfig, train, train_on
-from annotated.training.schedule import noam_rate
+from annotated.training.schedule import SCHEDULES, noam_rate
 from annotated.translation.search import Translator, beam_search, greedy_decode, load
 
+REGISTRIES = BUILDERS, TOKENIZERS, SCHEDULES, cli.COMMANDS
+before = [set(registry) for registry in REGISTRIES]
+parts = import_module("outside_parts")
+ADDED = [{name: registry.pop(name) for name in registry.keys() - names}
+         for registry, names in zip(REGISTRIES, before, strict=True)]
 SOURCE = pad([[4, 5, 6, 7, END], [8, END], [9, 9, 10, END]])
 TARGET = pad([[BEGIN, 5, 6], [BEGIN, 7, 8, 9, 10, 11], [BEGIN, 4, 4, 4]])
 LEARN = [([a, b], [b, a, a]) for a in range(UNKNOWN, 12) for b in range(UNKNOWN, 12)]
 CHANGED = ["gelu", "rms_norm", "rotary"]
 pytestmark = pytest.mark.usefixtures(one_thread.__name__)
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    """The parts are in the registries while a test of this file runs, and not in those of others."""
+    for registry, added in zip(REGISTRIES, ADDED, strict=True):
+        for name, part in added.items():
+            monkeypatch.setitem(registry, name, part)
 
 
 def built(name, norm_first=False, seed=0, **sizes):

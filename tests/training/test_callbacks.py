@@ -219,8 +219,19 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_tells_its_error(tmp_
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["step-00000010"]
 
 
+@pytest.fixture
+def heard():
+    """Signals that a shell ignores for a program in the background are heard again."""
+    usual = {signal.SIGHUP: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @pytest.mark.parametrize("name", ["SIGHUP", "SIGINT"])
-def test_a_lost_connection_and_ctrl_c_save_as_sigterm_does(name, undisturbed, tmp_path, capsys):
+def test_a_lost_connection_and_ctrl_c_save_as_sigterm_does(name, undisturbed, tmp_path, capsys,
+                                                           heard):
     number = getattr(signal, name)
     before = signal.getsignal(number)
     calls = []
@@ -237,7 +248,7 @@ def test_a_lost_connection_and_ctrl_c_save_as_sigterm_does(name, undisturbed, tm
     assert torch.equal(state(run(tmp_path / "run", seed=5)[1]), undisturbed[2])
 
 
-def test_a_second_ctrl_c_ends_at_once_and_nohup_stays_in_force(tmp_path, monkeypatch):
+def test_a_second_ctrl_c_ends_at_once_and_nohup_stays_in_force(tmp_path, heard):
     def twice(run):
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
@@ -245,8 +256,7 @@ def test_a_second_ctrl_c_ends_at_once_and_nohup_stays_in_force(tmp_path, monkeyp
     with pytest.raises(KeyboardInterrupt):
         train(tiny(), PAIRS, PAIRS, LONG, False, tmp_path / "run",
               callbacks=[Record(("on_step", 4), twice)])
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     hang_up = Record(("on_step", 4), lambda run: signal.raise_signal(signal.SIGHUP))
     log = train(tiny(), PAIRS, PAIRS, LONG, False, tmp_path / "run", callbacks=[hang_up])
     assert log[-1]["step"] == LONG.steps and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    signal.signal(signal.SIGHUP, before)
