@@ -17,6 +17,7 @@ from browsing import SIZE, new_tab
 from helpers import ROOT
 
 from annotated.data.corpora import load_corpus
+from annotated.data.normalization import clean_text
 from annotated.data.tokenizers import BEGIN, END, UNKNOWN, split_words
 from annotated.model.multi_head import record_attention
 from annotated.model.transformer import Transformer, TransformerConfig
@@ -25,8 +26,8 @@ from annotated.translation.search import beam_search, greedy_decode, translate
 
 CODE = ROOT / "docs" / "_static" / "live"
 HOSTILE = ["<img src=x onerror=window.hit=1>", "</script><script>window.hit=1</script>",
-           '"><svg onload=window.hit=1>', "javascript:hit=1", "\u202eThe dog", "dog\x00",
-           "The\u200fdog", "${window.hit=1}", "__proto__", "constructor", "\ud800"]
+           '"><svg onload=window.hit=1>', "javascript:hit=1", "The\u200ddog",
+           "${window.hit=1}", "__proto__", "constructor", "\ud800"]
 GIRL = "The girl will eat potato soup because it is fresh."
 
 # What the page is given
@@ -245,7 +246,7 @@ def test_an_accepted_text_has_the_library_s_tokens_and_a_refused_one_holds_a_rea
     texts += [word + mark for word in known for mark in (".", ",", "?", "..", ".?", "?.")]
     accepted = 0
     for text, found in zip(texts, javascript(folder, ENCODE, texts), strict=True):
-        pieces = split_words(text, "en")
+        pieces = split_words(clean_text(text), "en")
         if not found["unknown"]:
             assert found["pieces"] == pieces, repr(text)
             assert found["ids"] == book.tokenizer.encode(text, "en"), repr(text)
@@ -253,6 +254,15 @@ def test_an_accepted_text_has_the_library_s_tokens_and_a_refused_one_holds_a_rea
         elif set(pieces) <= set(known):
             assert REASONS.search(text), f"{text!r} refused for {found['unknown']}"
     assert accepted > 1500
+
+
+def test_text_is_cleaned_as_the_library_cleans_it(folder):
+    characters = [chr(code) for code in range(0x30000) if not 0xd800 <= code < 0xe000]
+    blocks = ["x".join(characters[start:start + 256]) for start in range(0, len(characters), 256)]
+    texts = [*blocks, "\x1b[31mred\x1b[0m", "Mu\u0308ller", "a\U000e0041b", "\x1b]0;", "\x1b("]
+    found = javascript(folder, "answer(given.map(W.cleanText));", texts)
+    for text, cleaned in zip(texts, found, strict=True):
+        assert cleaned == clean_text(text), ascii(text)
 
 
 # The page in a browser
@@ -551,7 +561,7 @@ def test_hostile_text_is_inert_and_shown_as_text(visit):
     for text in HOSTILE:
         enter(page, text)
         assert "is not in the toy language" in page.inner_text("#live-message"), text
-    for text, shown in (("\u202eThe dog\x00 sleeps.", "\\u{202e}The"), (HOSTILE[0], "“<img”")):
+    for text, shown in (("The\u200ddog sleeps.", "The\\u{200d}dog"), (HOSTILE[0], "“<img”")):
         enter(page, text)
         assert shown in page.inner_text("#live-message")
     assert page.evaluate(elements) == before
