@@ -33,12 +33,19 @@ _LANGUAGES = ("source_language", "target_language")
 
 
 def _check_train(options):
-    """ValueError or FileExistsError for options and folders that cannot be used."""
+    """Raise an error for options and folders that cannot be used; keep what --average needs."""
     from annotated.training import checkpoints
 
     folder = options.checkpoints
     if folder is None and (options.resume or options.average is not None):
         raise ValueError("--resume and --average need checkpoints: give --checkpoints FOLDER")
+    if options.average is not None:
+        steps, every = options.training.steps, options.training.save_every
+        if options.average > steps // every and not options.training.patience:
+            raise ValueError(f"--average {options.average}: {steps} steps with --save-every "
+                             f"{every} make {steps // every} checkpoints; save more often")
+        keep = max(options.training.keep_last, options.average)
+        options.training = replace(options.training, keep_last=keep)
     if folder and not options.resume and checkpoints.run_checkpoints(folder):
         raise FileExistsError(f"{folder} holds checkpoints already: give --resume, or a new folder")
     if options.out.exists() or options.out.is_symlink():
@@ -48,6 +55,7 @@ def _check_train(options):
 def _corpus_with_tokenizer(options):
     """(corpus, tokenizer) that the options name; ValueError or OSError for what cannot be read."""
     from annotated.data import corpora, prepared, tokenizers
+    from annotated.training.loop import PRESETS
 
     name, tokenizer = options.corpus, options.tokenizer
     if (Path(name) / "prepared.json").is_file():
@@ -58,6 +66,10 @@ def _corpus_with_tokenizer(options):
             raise ValueError(
                 f"{name} was prepared from {' to '.join(languages)} with a tokenizer of its own: "
                 "leave --tokenizer, --normalize, --source and --target out")
+        given = options.sizes.vocab_size
+        if given not in (PRESETS[options.preset][0].vocab_size, len(corpus.tokenizer)):
+            raise ValueError(f"--vocab-size {given}: {name} was prepared with a vocabulary of "
+                             f"{len(corpus.tokenizer)}; leave it out, or prepare the corpus anew")
         return corpus, corpus.tokenizer
     corpus = corpora.load_corpus(name, None, options.source, options.target)
     if not isinstance(corpus.train, list):
@@ -169,11 +181,15 @@ def _translated(saved, sentences, options, show_progress=False):
     from annotated.translation import search
 
     fast.prepare(saved.model)
-    wanted = [line for line in sentences if line.strip()]
+    language, wanted = saved.info["source_language"], [line for line in sentences if line.strip()]
+    search.encode_sources(sentences, saved.model, saved.tokenizer, language)  # can all be read?
+    unknown = saved.tokenizer.unknown_words(wanted, language)
+    if unknown:
+        few = ", ".join(unknown[:5]) + (" …" if len(unknown) > 5 else "")
+        print(f"Words that the vocabulary lacks are read as <unk>: {few}", file=sys.stderr)
     engine = engines.make_engine(options.engine, saved, options.precision, wanted)
-    return search.translate(sentences, saved.model, saved.tokenizer,
-                              saved.info["source_language"], beam=options.beam,
-                              alpha=options.alpha, show_progress=show_progress, engine=engine)
+    return search.translate(sentences, saved.model, saved.tokenizer, language, beam=options.beam,
+                            alpha=options.alpha, show_progress=show_progress, engine=engine)
 
 
 def _translate(arguments):
@@ -215,13 +231,15 @@ def _clean(arguments):
     """Count what cleaning would drop from a corpus."""
     options, counts = read_options(Clean, "clean", arguments), {}
     from annotated import files, results
-    from annotated.data import corpora
+    from annotated.data import cleaning, corpora
 
     if options.out:
         files.check_output(options.out)
     pairs = corpora.read_pairs(options.source, options.target, errors="replace")
-    for _ in corpora.clean_pairs(pairs, counts, options.max_length, options.max_ratio):
+    for _ in cleaning.clean_pairs(pairs, counts, options.max_length, options.max_ratio):
         pass
+    if (warning := cleaning.loss_warning(counts)) is not None:
+        print(warning, file=sys.stderr)
     result = {"command": command_line("clean", arguments), "pairs": sum(counts.values()),
               "max_length": options.max_length, "max_ratio": options.max_ratio,
               "counts": dict(sorted(counts.items()))}
@@ -231,6 +249,23 @@ def _clean(arguments):
         print(json.dumps(result, indent=1))
 
 # %% ../notebooks/96_cli.ipynb #45ca09b1
+def _check_report(path, folder, saved):
+    """The SHA-256 of a model's weights; FileExistsError where another model's scores are."""
+    from annotated.training import checkpoints
+
+    weights = checkpoints.check_folder(folder)[checkpoints.WEIGHTS]
+    if path.is_file():
+        try:
+            before = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError:
+            before = {"weights": None}
+        same = before.get("log") == json.loads(json.dumps(saved.info.get("log")))  # earlier reports
+        if before["weights"] != weights if "weights" in before else not same:
+            raise FileExistsError(f"{path} holds the scores of another model: move it away, or "
+                                  "name another folder for the results")
+    return weights
+
+
 def _score(arguments):
     """Translate a split of a corpus and score it."""
     options = read_options(Scoring, "score", arguments)
@@ -244,9 +279,17 @@ def _score(arguments):
     files.check_output(path)
     fast.keep_memory()
     saved = _loaded(options.model)
+    weights = _check_report(path, options.model, saved)
     source, target = languages = [saved.info[name] for name in _LANGUAGES]
+    translation_scores.bleu_tokenizer(target)  # all that can be wrong, before hours of decoding
     corpus = corpora.load_corpus(options.corpus, None, *languages)
-    pairs = getattr(corpus, options.split)
+    plain = corpora.load_corpus(options.references or options.corpus, None, *languages)
+    pairs, references = (getattr(some, options.split) for some in (corpus, plain))
+    if not pairs:
+        raise ValueError(f"{options.corpus} has no split {options.split}: it has "
+                         f"{', '.join(corpus.splits())}")
+    references = [text for _, text in references]
+    translation_scores.check_lines([""] * len(pairs), references)
     encoded = training.encode_pairs(pairs, saved.tokenizer, source, target)
     loss = training.validation_loss(saved.model, encoded)
 
@@ -258,15 +301,15 @@ def _score(arguments):
 
         join = MosesDetokenizer(lang=target).detokenize
         outputs = [join(line.split(" ")) for line in outputs]
-    plain = corpora.load_corpus(options.references or options.corpus, None, *languages)
-    references = [text for _, text in getattr(plain, options.split)]
-    report = translation_scores.bleu_report(outputs, references, target, loss, path=path)
+    report = translation_scores.bleu_report(outputs, references, target, loss, path=path,
+                                            cased=not saved.tokenizer.normalizer.lowercase)
     searched = f"beam {options.beam}, alpha {options.alpha}" if options.beam > 1 else "greedy"
     what = f"{options.data or f'{options.corpus} {options.split}'}, {source} to {target}"
     command = options.command or command_line("score", arguments)
     facts = {"data": f"{what}, {len(pairs)} sentences", "decoding": searched, "command": command,
              "engine": options.engine, "precision": options.precision,
              **json.loads(path.read_text(encoding="utf-8")),
+             "weights": weights,
              "parameters": sum(weight.numel() for weight in saved.model.parameters()),
              "model": asdict(saved.model.config), "training": saved.info.get("training"),
              "averaged_checkpoints": saved.info.get("averaged", []),
@@ -331,6 +374,9 @@ def main(arguments=None):
 
     A mistake that a user can correct is told on standard error, with exit status 2.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a terminal that only knows ASCII shows ? for …
+            stream.reconfigure(errors="replace")
     words, name = list(sys.argv[1:] if arguments is None else arguments), "--plugin"
     try:
         while words[:1] == ["--plugin"]:

@@ -132,7 +132,8 @@ class Prepare:
     max_length: int = 250  # words, and then tokens, of a side at most
     max_ratio: float = 3.0  # words of the longer to the shorter side at most
     seed: int = 0  # of the draw of that share
-    normalise: bool = False  # punctuation of what is trained on, as Moses does: „ and “ become "
+    # what is done to a text before it is cut: kept with the tokenizer, and undone on the way out
+    normalize: tuple[Literal["lowercase", "punctuation", "moses"], ...] = ()
     copies: int = 0  # of each pair, cut anew by BPE-dropout; 0: one, with all merges
 
 # %% ../notebooks/79_options.ipynb #op000014

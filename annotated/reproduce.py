@@ -27,9 +27,12 @@ def parse(arguments):
     decoding.check_beam(options.beam, options.alpha)
     device = distributed.check_device(distributed.choose_device(options.device))
     treebank = parsing.load_treebank(options.treebank)
-    if not options.out.exists():
-        pairs = {name: value if getattr(options, name) is None else getattr(options, name)
-                 for name, value in presets[options.preset][2].items()}
+    pairs = {name: value if getattr(options, name) is None else getattr(options, name)
+             for name, value in presets[options.preset][2].items()}
+    if options.out.exists():
+        asked = options.sizes, options.training, pairs
+        parsing.check_trained(options.out, asked, presets[options.preset])
+    else:
         parsing.save_parser(options.out, treebank, options.sizes, options.training, pairs,
                             options.average, device, report=lambda row: fast.give_memory_back(),
                             build=fast.prepared_transformer, loss=chunked_loss.ChunkedLoss)

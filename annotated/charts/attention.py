@@ -25,11 +25,13 @@ from annotated.charts.theme import (
     new_axes,
     one_sentence,
     remember,
+    shorten,
 )
 
 # %% ../../notebooks/93_charts_attention.ipynb #37a29773
 def _label_tokens(ax, keys, queries, key_label, query_label, cell=0.42, fontsize=9.0):
     """Write key tokens above and query tokens to the left, as they are (`$` starts no formula)."""
+    keys, queries = list(map(shorten, keys)), list(map(shorten, queries))
     ax.xaxis.tick_top()
     ax.xaxis.set_label_position("top")
     turned = max((len(token) for token in keys), default=0) * 0.0095 * fontsize > cell
@@ -163,7 +165,8 @@ def _draw_column(ax, x, tokens, label, colour, align, shown):
     """Write a column of tokens under its label; tokens that are not shown are muted."""
     for i, token in enumerate(tokens):
         ink = COLOURS["text" if i in shown else "muted"]
-        ax.text(x, -i, token, ha=align, va="center", fontsize=10, color=ink, parse_math=False)
+        ax.text(x, -i, shorten(token), ha=align, va="center", fontsize=10, color=ink,
+                parse_math=False)
     ax.text(x, 0.9, label, ha=align, color=colour)
 
 # %% ../../notebooks/93_charts_attention.ipynb #8e137b43

@@ -36,6 +36,9 @@ DARK = {  # the same names on a dark page
     "muted": "#98A1AD", "text": "#E6E9EE", "grid": "#343B46", "background": "#14181F",
 }
 SEQUENTIAL, DIVERGING = "Blues", "RdBu_r"
+ASIAN_FONTS = ("Noto Sans CJK JP", "Noto Sans CJK SC", "Hiragino Sans", "PingFang SC", "Yu Gothic",
+               "Microsoft YaHei", "Malgun Gothic", "WenQuanYi Zen Hei", "IPAexGothic",
+               "Noto Sans Thai", "Leelawadee UI", "Noto Sans Devanagari", "Nirmala UI")
 
 # %% ../../notebooks/92_theme.ipynb #7e578ba4
 def as_array(values, name, dimensions=None):
@@ -116,12 +119,28 @@ def new_axes(ax, width, height):
     return ax if ax is not None else plt.subplots(figsize=(width, height))[1]
 
 
+def shorten(label, most=24):
+    """A label of so many characters at most: a longer one would leave a chart no room."""
+    return label if len(label) <= most else f"{label[: most - 1]}…"
+
+
+def _fonts():
+    """The font families in use, then those with the letters of Asia that are installed here."""
+    installed = {font.name for font in matplotlib.font_manager.fontManager.ttflist}
+    return [*plt.rcParams["font.family"], *(name for name in ASIAN_FONTS if name in installed)]
+
+
 def make_literal(artist):
-    """Make texts such that any file can hold them, and a `$` that starts no formula a `$`."""
+    """Make texts such that any file can hold them, and a `$` that starts no formula a `$`.
+
+    Letters of Asia get a font that has them; where none is installed, matplotlib says so.
+    """
     for text in artist.findobj(matplotlib.text.Text):
         safe = "\n".join(map(as_text, text.get_text().split("\n")))
         if safe != text.get_text():
             text.set_text(safe)
+        if max(safe, default="") >= "\u0900":
+            text.set_fontfamily(_fonts())
         if text.get_parse_math() and text.get_text().count("$") > 1:
             try:
                 MathTextParser("path").parse(text.get_text())

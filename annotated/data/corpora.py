@@ -17,7 +17,7 @@ from functools import partial
 from itertools import chain, zip_longest
 from pathlib import Path
 
-from annotated.data.downloads import check_digest, fetch_known, unpack_pairs
+from annotated.data.downloads import CORPORA, check_digest, fetch_known, unpack_pairs
 from annotated.data.toy_language import generate_corpus
 from annotated.files import (
     checkout_data,
@@ -44,6 +44,7 @@ class Corpus:
     valid: list[tuple[str, str]] = field(repr=False)
     test: list[tuple[str, str]] = field(repr=False)
     novel: list[tuple[str, str]] = field(default_factory=list, repr=False)
+    folder: Path | None = field(default=None, repr=False)  # of your own that it was read from
 
     def splits(self):
         """The splits that hold anything, as a dictionary from name to pairs."""
@@ -82,96 +83,41 @@ def read_pairs(source_path, target_path, members=(None, None), errors="strict"):
     yield from pair_lines(*(stream_lines(*place, errors) for place in places), names)
 
 # %% ../../notebooks/11_corpora.ipynb #134e8fbf
-def read_table(path, source_column=0, target_column=1):
-    """Two columns of a tab-separated file as a list of pairs; further columns are left alone."""
-    pairs, least = [], max(source_column, target_column) + 1
-    for number, line in enumerate(stream_lines(path), start=1):
-        cells = line.split("\t")
-        if len(cells) < least:
-            what = f"{path}, line {number}: {len(cells)} column(s)"
-            raise ValueError(f"{what}, expected at least {least}, separated by tabs")
-        pairs.append((cells[source_column], cells[target_column]))
-    return pairs
+_QUOTED = re.compile('"(?:[^"]|"")*"')  # a cell as spreadsheets write it
+_TITLES = {"source", "target", "src", "tgt", "trg", "id", "text", "sentence", "translation"}
 
-# %% ../../notebooks/11_corpora.ipynb #b3cf74c2
-@dataclass(frozen=True)
-class KnownCorpus:
-    """How a corpus with a name is laid out, and where its publisher serves it.
 
-    `files` maps a split to the stem of its files. With `columns` a split is one table `stem.tsv`
-    with a column per language; without, it is one file per language, `stem.LANGUAGE`. `address` is
-    the folder (or, with `member`, the zip archive) to fetch from; `digests` holds SHA-256 sums of
-    the publisher's own files. `archives` maps a split to its parts, each the address of a tar
-    archive and the name of the member for a {language}, which may depend on its {role} ("src" for
-    the first language of the corpus, "ref" for the second).
+def _table_rows(path):
+    """The cells of a tab-separated file, a list a line; those that a spreadsheet quoted, plain."""
+    rows = [line.split("\t") for line in stream_lines(path)]
+    if any('""' in cell[1:-1] and _QUOTED.fullmatch(cell) for row in rows for cell in row):
+        rows = [[cell[1:-1].replace('""', '"') if _QUOTED.fullmatch(cell) else cell
+                 for cell in row] for row in rows]
+    return rows
+
+# %% ../../notebooks/11_corpora.ipynb #134e8fc0
+def read_table(path, columns=("source", "target"), chosen=None):
+    """Two columns of a tab-separated file as a list of pairs; further columns are left alone.
+
+    columns: what the columns with text hold, from the left, unless the first line names them;
+    chosen: two of these names, the source first; the first two if not given. Columns of numbers do
+    not count. ValueError for a line with too few cells.
     """
-
-    languages: tuple[str, ...]
-    files: dict[str, str]
-    columns: bool = False
-    address: str | None = None
-    member: str | None = None
-    digests: dict[str, str] = field(default_factory=dict)
-    archives: dict[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
-
-# %% ../../notebooks/11_corpora.ipynb #94bbe791
-_DIGESTS = {  # of Multi30k
-    "train.en.gz": "d79cfa999dd4c51d2cb42499b6796d5a882c3a8a961923c25a898c90f8bbd56f",
-    "train.de.gz": "726e39b2fa9eb9ffb6dc763fb35a179f80fae06ffc5d28b6ace5faa883de28a6",
-    "train.fr.gz": "622e75069e9f4c577425c4f277116ce66e63a2401c0a2312d90073cb12379a3c",
-    "val.en.gz": "14f7d25ddd868909a9213e361768460edcacdd6ab9d1e77b92560dc10c10dc28",
-    "val.de.gz": "f0cba2f995189cf5770f29a8a9a537a3ad3f51657ad873405082ff6863a5e75a",
-    "val.fr.gz": "ca3106f1a72390591d25f6c45cb4cd39dec4cd3f123e099748a3ce5256c160e9",
-    "test_2016_flickr.en.gz": "611d361c6334bc7246101d48097c13cf5c4413c5befc793cc629934359d532d9",
-    "test_2016_flickr.de.gz": "9204244e408ccb38d2a55cfcd344df15005fc42a07a6e55ca6c52b6ababb8cc8",
-    "test_2016_flickr.fr.gz": "6d326e188d259fb1d04ac19eae3af956559b3a0b93d7635e56c90987c40c8b90",
-}
-
-# %% ../../notebooks/11_corpora.ipynb #2f3c1928
-# None of these addresses could be tried where this was written: they are untried.
-WMT = "https://www.statmt.org"
-
-
-def _wmt14(other, *more):
-    """WMT14 English with another language; `more`: archives that only this language has."""
-    pair = f"{other}-en"
-    train = (
-        ("wmt13/training-parallel-europarl-v7.tgz", f"training/europarl-v7.{pair}.{{language}}"),
-        ("wmt13/training-parallel-commoncrawl.tgz", f"commoncrawl.{pair}.{{language}}"),
-        ("wmt14/training-parallel-nc-v9.tgz", f"training/news-commentary-v9.{pair}.{{language}}"),
-        *more,
-    )
-    valid = ("wmt14/dev.tgz", "dev/newstest2013.{language}")
-    test = ("wmt14/test-full.tgz", f"test-full/newstest2014-{other}en-{{role}}.{{language}}.sgm")
-    archives = {"train": train, "valid": (valid,), "test": (test,)}
-    archives = {split: tuple((f"{WMT}/{address}", member) for address, member in parts)
-                for split, parts in archives.items()}
-    files = {"train": "train", "valid": "newstest2013", "test": "newstest2014"}
-    return KnownCorpus(("en", other), files, archives=archives)
-
-# %% ../../notebooks/11_corpora.ipynb #e8845441
-_SPLITS = {"train": "train", "valid": "valid", "test": "test"}
-CORPORA = {  # untried addresses, as above
-    "toy": KnownCorpus(("en", "de"), {**_SPLITS, "novel": "novel"}, columns=True),
-    "multi30k": KnownCorpus(
-        ("en", "de", "fr"), {"train": "train", "valid": "val", "test": "test_2016_flickr"},
-        address="https://raw.githubusercontent.com/multi30k/dataset/master/data/task1/raw",
-        digests=_DIGESTS,
-    ),
-    "tatoeba-en-de": KnownCorpus(
-        ("en", "de"), _SPLITS, columns=True,
-        address="https://www.manythings.org/anki/deu-eng.zip", member="deu.txt",
-    ),
-    "tatoeba-en-fr": KnownCorpus(
-        ("en", "fr"), _SPLITS, columns=True,
-        address="https://www.manythings.org/anki/fra-eng.zip", member="fra.txt",
-    ),
-    "wmt14-en-de": _wmt14("de"),
-    "wmt14-en-fr": _wmt14(
-        "fr", ("wmt13/training-parallel-un.tgz", "un/undoc.2000.fr-en.{language}"),
-        ("wmt10/training-giga-fren.tar", "giga-fren.release2.fixed.{language}.gz"),
-    ),
-}
+    chosen, rows = chosen or columns[:2], _table_rows(path)
+    titles = [cell.strip().lower() for cell in rows[0]]
+    named = all(name.lower() in titles for name in chosen)
+    first = int(named or set(titles) <= _TITLES | {name.lower() for name in columns})
+    rows = rows[first:]
+    numbers = {place for place in range(len(titles))
+               if rows and all(cell.isdecimal() for row in rows for cell in row[place : place + 1])}
+    texts = [place for place in range(max(map(len, rows), default=0)) if place not in numbers]
+    places = ([titles.index(name.lower()) for name in chosen] if named else
+              [dict(enumerate(texts)).get(columns.index(name), 1 << 30) for name in chosen])
+    for number, row in enumerate(rows, start=first + 1):
+        if len(row) <= max(places):
+            raise ValueError(f"{path}, line {number}: {len(row)} column(s), expected text in two "
+                             "or more, separated by tabs")
+    return [(row[places[0]], row[places[1]]) for row in rows]
 
 # %% ../../notebooks/11_corpora.ipynb #af8ac19f
 def sentence_groups(pairs):
@@ -218,46 +164,6 @@ def write_split(archive, member, folder, held_out=2_000):
             text = "".join(f"{source}\t{target}\n" for source, target in pairs)
             (part / f"{split}.tsv.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
 
-# %% ../../notebooks/11_corpora.ipynb #fe53f496
-# U+FFFD and control characters; and UTF-8 read as Windows-1252, where every ü has become Ã¼
-_BROKEN = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\ufffd]|[ÃÂ][\x80-\xbf\u0152-\u2122]|â€")
-
-
-def pair_fault(source, target, max_length=250, max_ratio=3.0):
-    """Why a pair is not fit for training: "empty", "broken", "overlong", "ratio", "copied" or None.
-
-    max_length: words a side at most; max_ratio: how many times as many words the longer side may
-    have.
-    """
-    words = sorted((len(source.split()), len(target.split())))
-    if not words[0]:
-        return "empty"
-    if _BROKEN.search(source) or _BROKEN.search(target):
-        return "broken"
-    if words[1] > max_length:
-        return "overlong"
-    if words[1] > max_ratio * words[0]:
-        return "ratio"
-    return "copied" if source == target else None
-
-# %% ../../notebooks/11_corpora.ipynb #7c429181
-def clean_pairs(pairs, counts, max_length=250, max_ratio=3.0):
-    """Let through the pairs without fault, one at a time; `counts` counts "kept" and each fault."""
-    for source, target in pairs:
-        fault = pair_fault(source, target, max_length, max_ratio)
-        counts[fault or "kept"] = counts.get(fault or "kept", 0) + 1
-        if fault is None:
-            yield source, target
-
-# %% ../../notebooks/11_corpora.ipynb #4be01d55
-def normalised(pairs, source_language="en", target_language="de"):
-    """Pairs with punctuation as Moses' script writes it, one at a time: „ and “ become ", say."""
-    from sacremoses import MosesPunctNormalizer
-
-    source, target = map(MosesPunctNormalizer, (source_language, target_language))
-    for one, other in pairs:
-        yield source.normalize(one), target.normalize(other)
-
 # %% ../../notebooks/11_corpora.ipynb #0158c702
 def choose_languages(name, known, source=None, target=None):
     """Source and target language of a corpus: English to its second language unless told otherwise.
@@ -277,6 +183,9 @@ def choose_languages(name, known, source=None, target=None):
     return source, target
 
 # %% ../../notebooks/11_corpora.ipynb #be8cf4e6
+_VALID = ("valid", "val", "dev")  # names of one split
+
+
 def _read_split(folder, stem, source, target, columns=None):
     """The pairs of one split in a folder, or None where it has no files of that stem.
 
@@ -288,8 +197,7 @@ def _read_split(folder, stem, source, target, columns=None):
         return list(read_pairs(*paths))
     table = find_file(folder, f"{stem}.tsv")
     if table is not None:
-        columns = columns or (source, target)
-        return read_table(table, columns.index(source), columns.index(target))
+        return read_table(table, columns or (source, target), (source, target))
     if any(paths):
         lacking = f"{Path(folder) / stem}.{target if paths[0] else source}"
         beside = next(path for path in paths if path).name
@@ -321,8 +229,8 @@ def _fetch_corpus(name, known, folder, languages):
         return folder / "split"
     except OSError as error:
         lacks = ", ".join(_missing_files(known, folder, *languages))
-        mend = "where another folder has them, name its parent in ANNOTATED_DATA or as root"
-        raise ConnectionError(f"{name}: {error}. {folder} lacks {lacks}; {mend}") from error
+        hint = "where another folder has them, name its parent in ANNOTATED_DATA or as root"
+        raise ConnectionError(f"{name}: {error}. {folder} lacks {lacks}; {hint}") from error
 
 # %% ../../notebooks/11_corpora.ipynb #37427ca8
 def _load_known(name, root, source, target):
@@ -357,8 +265,8 @@ def _archive_pairs(address, members, folder):
     try:
         fetch_known(address, archive, {})
     except OSError as error:
-        mend = f"Offline, put the archive {archive.name} into {folder}"
-        raise ConnectionError(f"{error}. {mend}") from error
+        hint = f"Offline, put the archive {archive.name} into {folder}"
+        raise ConnectionError(f"{error}. {hint}") from error
     yield from read_pairs(archive, archive, members, errors="replace")
 
 
@@ -400,30 +308,45 @@ def _load_toy(root, source, target):
     return Corpus("toy", source, target, **splits)
 
 # %% ../../notebooks/11_corpora.ipynb #b0595634
+def _languages_of(folder, source, target):
+    """The languages of the files `train.LANGUAGE` in a folder, English and German first.
+
+    Without those that have no validation split, such as `train.align`. ValueError where more than
+    two are left and it is not clear which are wanted.
+    """
+    stems = {path.name.removesuffix(".gz").removesuffix(".xz") for path in folder.iterdir()}
+    here = {name.partition(".")[2] for name in stems if name.startswith("train.")}
+    here = {tag for tag in here if tag.isidentifier() or "-" in tag}
+    here = sorted(tag for tag in here - {"tsv"}
+                  if any(f"{split}.{tag}" in stems for split in _VALID))
+    known = tuple(dict.fromkeys([tag for tag in ("en", "de") if tag in here] + here))
+    if len(known) > 2 and (target is None or source is None and target == known[0]):
+        raise ValueError(f"{folder} has files of several languages ({', '.join(known)}): choose "
+                         "two with --source and --target")
+    return known
+
+
 def _load_folder(folder, source, target):
     """A folder with `train`, `valid` (`val`, `dev`), `test`: `.SOURCE` and `.TARGET`, or `.tsv`."""
     folder = Path(folder).expanduser()
     if not folder.is_dir():
-        mend = "it should hold train.en, train.de, valid.en, ..."
-        raise FileNotFoundError(f"there is no folder {folder}; {mend}")
+        hint = "it should hold train.en, train.de, valid.en, ..."
+        raise FileNotFoundError(f"there is no folder {folder}; {hint}")
     named = re.search(r"-([a-z]{2})-([a-z]{2})$", folder.resolve().name)
     columns = named.groups() if named and find_file(folder, "train.tsv") else None
-    here = sorted({path.name.split(".")[1] for path in folder.glob("train.*")} - {"tsv"})
-    known = columns or tuple(dict.fromkeys([tag for tag in ("en", "de") if tag in here] + here))
+    known = columns or _languages_of(folder, source, target)
     if len(known) < 2:  # a table whose columns nobody names: the first is the source
         known = tuple(dict.fromkeys([source or "en", target or "de", "de", "en"]))
     source, target = choose_languages(str(folder), known, source, target)
     splits = {}
     for split in ("train", "valid", "test", "novel"):
-        stems = ("valid", "val", "dev") if split == "valid" else (split,)
+        stems = _VALID if split == "valid" else (split,)
         found = (_read_split(folder, stem, source, target, columns) for stem in stems)
-        pairs = next((pairs for pairs in found if pairs is not None), None)
-        if pairs is not None:
-            splits[split] = pairs
-        elif split != "novel":
-            mend = f"put {split}.{source} and {split}.{target}, or {split}.tsv, there"
-            raise FileNotFoundError(f"{folder} has no {split} split: {mend} (plain, .gz or .xz)")
-    return Corpus(folder.name, source, target, **splits)
+        splits[split] = next((pairs for pairs in found if pairs is not None), [])
+        if split in ("train", "valid") and not splits[split]:
+            hint = f"put {split}.{source} and {split}.{target}, or {split}.tsv, there"
+            raise FileNotFoundError(f"{folder} has no {split} split: {hint} (plain, .gz or .xz)")
+    return Corpus(folder.resolve().name, source, target, **splits, folder=folder)
 
 # %% ../../notebooks/11_corpora.ipynb #bfbfef22
 def load_corpus(name, root=None, source_language=None, target_language=None):
@@ -442,5 +365,5 @@ def load_corpus(name, root=None, source_language=None, target_language=None):
         return load(name, root, *languages)
     if isinstance(name, Path) or os.sep in str(name) or Path(name).is_dir():
         return _load_folder(name, *languages)
-    mend = "give the path of a folder with train.en, train.de, valid.en, valid.de, test.en, test.de"
-    raise ValueError(f"unknown corpus {name!r}: known are {', '.join(CORPORA)}, or {mend}")
+    hint = "give the path of a folder with train.en, train.de, valid.en, valid.de, test.en, test.de"
+    raise ValueError(f"unknown corpus {name!r}: known are {', '.join(CORPORA)}, or {hint}")

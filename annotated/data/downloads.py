@@ -6,9 +6,13 @@
 __all__ = []
 
 # %% ../../notebooks/82_downloads.ipynb #d1096ac3
+import gzip
 import json
+import lzma
+import tarfile
 import zipfile
 import zlib
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import requests
@@ -23,17 +27,19 @@ def _read_records(folder):
     try:
         return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except ValueError as error:
-        mend = "delete it; it is written anew at the next download"
-        raise ValueError(f"{path} is damaged ({error}): {mend}") from error
+        hint = "delete it; it is written anew at the next download"
+        raise ValueError(f"{path} is damaged ({error}): {hint}") from error
 
 # %% ../../notebooks/82_downloads.ipynb #4c2d2db3
 def check_digest(path, digests):
     """ValueError where a file differs from its known digest, or that of its first download."""
     expected = digests.get(path.name) or _read_records(path.parent).get(path.name, {}).get("sha256")
     if expected is not None and (got := sha256_of(path)) != expected:
-        mend = "delete it to have it fetched again, "
-        mend += "or load your own files by giving their folder as the name"
-        raise ValueError(f"{path} has the SHA-256 digest {got}, expected {expected}: {mend}")
+        hint = "delete it to have it fetched again, "
+        if path.name not in digests:  # the publisher may have a new edition
+            hint += f"and its entry in {path.parent / 'downloads.json'} if you trust the new file, "
+        hint += "or load your own files by giving their folder as the name"
+        raise ValueError(f"{path} has the SHA-256 digest {got}, expected {expected}: {hint}")
 
 # %% ../../notebooks/82_downloads.ipynb #3530093d
 def _check_length(reply, **_):
@@ -69,22 +75,130 @@ def fetch(address, path, sha256=None, timeout=30, attempts=4):
                          "does something on the way change the file?") from error
     return sha256_of(path)
 
+# %% ../../notebooks/82_downloads.ipynb #rd000001
+def check_readable(path):
+    """Remove a damaged .zip, .gz, .xz, .tar or .tgz, and raise a ValueError; others pass."""
+    unpack = {".gz": gzip.open, ".tgz": gzip.open, ".xz": lzma.open}.get(path.suffix)
+    try:
+        if path.suffix == ".zip":
+            with zipfile.ZipFile(path) as file:
+                if (member := file.testzip()) is not None:
+                    raise zipfile.BadZipFile(f"{member} is damaged")
+        if unpack is not None:
+            with unpack(path) as file:
+                while file.read(1 << 20):
+                    pass
+        if path.suffix in (".tar", ".tgz") and not tarfile.is_tarfile(path):
+            raise tarfile.ReadError("it holds no files")
+    except (zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, lzma.LZMAError, zlib.error,
+            EOFError) as error:
+        path.unlink()
+        raise ValueError(f"{path}: what came is no whole {path.suffix} file ({error}), and was "
+                         "removed: does its address ask for a password?") from error
+
 # %% ../../notebooks/82_downloads.ipynb #49cfa771
 def fetch_known(address, path, digests):
     """`fetch` a file that is not there, and hold it to a digest.
 
-    digests: {file name: SHA-256} of the publisher; for other files that of the first time counts.
+    digests: {file name: SHA-256} of the publisher; for other files that of the first time counts,
+    if what came could be read. ValueError for a file that cannot, or that has another digest.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.parent / ".lock"):
         if path.is_file():
             return check_digest(path, digests)
-        records = _read_records(path.parent)
+        records, facts = _read_records(path.parent), path.parent / "downloads.json"
         known = digests.get(path.name) or records.get(path.name, {}).get("sha256")
-        got = fetch(address, path, known)
+        try:
+            got = fetch(address, path, known)
+        except ValueError as error:
+            hint = "" if path.name in digests else (
+                f" For a new edition, delete the entry {path.name} in {facts}.")
+            raise ValueError(f"{error}{hint}") from error
+        check_readable(path)
         records[path.name] = {"address": address, "sha256": got, "bytes": path.stat().st_size}
-        write_json(path.parent / "downloads.json", dict(sorted(records.items())))
+        write_json(facts, dict(sorted(records.items())))
+
+# %% ../../notebooks/82_downloads.ipynb #b3cf74c2
+@dataclass(frozen=True)
+class KnownCorpus:
+    """How a corpus with a name is laid out, and where its publisher serves it.
+
+    `files` maps a split to the stem of its files. With `columns` a split is one table `stem.tsv`
+    with a column per language; without, it is one file per language, `stem.LANGUAGE`. `address` is
+    the folder (or, with `member`, the zip archive) to fetch from; `digests` holds SHA-256 sums of
+    the publisher's own files. `archives` maps a split to its parts, each the address of a tar
+    archive and the name of the member for a {language}, which may depend on its {role} ("src" for
+    the first language of the corpus, "ref" for the second).
+    """
+
+    languages: tuple[str, ...]
+    files: dict[str, str]
+    columns: bool = False
+    address: str | None = None
+    member: str | None = None
+    digests: dict[str, str] = field(default_factory=dict)
+    archives: dict[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
+
+# %% ../../notebooks/82_downloads.ipynb #94bbe791
+_DIGESTS = {  # of Multi30k
+    "train.en.gz": "d79cfa999dd4c51d2cb42499b6796d5a882c3a8a961923c25a898c90f8bbd56f",
+    "train.de.gz": "726e39b2fa9eb9ffb6dc763fb35a179f80fae06ffc5d28b6ace5faa883de28a6",
+    "train.fr.gz": "622e75069e9f4c577425c4f277116ce66e63a2401c0a2312d90073cb12379a3c",
+    "val.en.gz": "14f7d25ddd868909a9213e361768460edcacdd6ab9d1e77b92560dc10c10dc28",
+    "val.de.gz": "f0cba2f995189cf5770f29a8a9a537a3ad3f51657ad873405082ff6863a5e75a",
+    "val.fr.gz": "ca3106f1a72390591d25f6c45cb4cd39dec4cd3f123e099748a3ce5256c160e9",
+    "test_2016_flickr.en.gz": "611d361c6334bc7246101d48097c13cf5c4413c5befc793cc629934359d532d9",
+    "test_2016_flickr.de.gz": "9204244e408ccb38d2a55cfcd344df15005fc42a07a6e55ca6c52b6ababb8cc8",
+    "test_2016_flickr.fr.gz": "6d326e188d259fb1d04ac19eae3af956559b3a0b93d7635e56c90987c40c8b90",
+}
+
+# %% ../../notebooks/82_downloads.ipynb #2f3c1928
+# None of these addresses could be tried where this was written: they are untried.
+WMT = "https://www.statmt.org"
+
+
+def _wmt14(other, *more):
+    """WMT14 English with another language; `more`: archives that only this language has."""
+    pair = f"{other}-en"
+    train = (
+        ("wmt13/training-parallel-europarl-v7.tgz", f"training/europarl-v7.{pair}.{{language}}"),
+        ("wmt13/training-parallel-commoncrawl.tgz", f"commoncrawl.{pair}.{{language}}"),
+        ("wmt14/training-parallel-nc-v9.tgz", f"training/news-commentary-v9.{pair}.{{language}}"),
+        *more,
+    )
+    valid = ("wmt14/dev.tgz", "dev/newstest2013.{language}")
+    test = ("wmt14/test-full.tgz", f"test-full/newstest2014-{other}en-{{role}}.{{language}}.sgm")
+    archives = {"train": train, "valid": (valid,), "test": (test,)}
+    archives = {split: tuple((f"{WMT}/{address}", member) for address, member in parts)
+                for split, parts in archives.items()}
+    files = {"train": "train", "valid": "newstest2013", "test": "newstest2014"}
+    return KnownCorpus(("en", other), files, archives=archives)
+
+# %% ../../notebooks/82_downloads.ipynb #e8845441
+_SPLITS = {"train": "train", "valid": "valid", "test": "test"}
+CORPORA = {  # untried addresses, as above
+    "toy": KnownCorpus(("en", "de"), {**_SPLITS, "novel": "novel"}, columns=True),
+    "multi30k": KnownCorpus(
+        ("en", "de", "fr"), {"train": "train", "valid": "val", "test": "test_2016_flickr"},
+        address="https://raw.githubusercontent.com/multi30k/dataset/master/data/task1/raw",
+        digests=_DIGESTS,
+    ),
+    "tatoeba-en-de": KnownCorpus(
+        ("en", "de"), _SPLITS, columns=True,
+        address="https://www.manythings.org/anki/deu-eng.zip", member="deu.txt",
+    ),
+    "tatoeba-en-fr": KnownCorpus(
+        ("en", "fr"), _SPLITS, columns=True,
+        address="https://www.manythings.org/anki/fra-eng.zip", member="fra.txt",
+    ),
+    "wmt14-en-de": _wmt14("de"),
+    "wmt14-en-fr": _wmt14(
+        "fr", ("wmt13/training-parallel-un.tgz", "un/undoc.2000.fr-en.{language}"),
+        ("wmt10/training-giga-fren.tar", "giga-fren.release2.fixed.{language}.gz"),
+    ),
+}
 
 # %% ../../notebooks/82_downloads.ipynb #808a40fe
 def unpack_pairs(archive, member):

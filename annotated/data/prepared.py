@@ -11,6 +11,7 @@ import hashlib
 import json
 import mmap
 import os
+import sys
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import chain, islice
@@ -21,7 +22,9 @@ from filelock import FileLock
 from tqdm import tqdm
 
 from annotated.data.batches import PairArrays, arrays_of, prefetch
-from annotated.data.corpora import CORPORA, choose_languages, clean_pairs, load_corpus, normalised
+from annotated.data.cleaning import clean_pairs, loss_warning
+from annotated.data.corpora import CORPORA, choose_languages, load_corpus
+from annotated.data.normalization import Normalizer
 from annotated.data.tokenizers import DroppedMerges, SubwordTokenizer, Tokenizer, load_tokenizer
 from annotated.files import sha256_of, whole_folder, write_json
 
@@ -144,7 +147,7 @@ class PrepareOptions:
     max_length: int = 250  # words, and then tokens, of a side at most
     max_ratio: float = 3.0  # words of the longer to the shorter side at most
     seed: int = 0  # of the share and of the copies
-    normalise: bool = False  # train and validate on plain punctuation
+    normalize: tuple = ()  # the form of the text: switches of `Normalizer` that are on
     copies: int = 0  # of each training pair, cut by BPE-dropout; 0: one, with all merges
 
     def __post_init__(self):
@@ -172,8 +175,8 @@ def load_prepared(folder, check=False):
     """
     folder = Path(folder)
     if not (folder / "prepared.json").is_file():
-        mend = f"annotated prepare NAME {folder} --vocab-size 37000"
-        raise FileNotFoundError(f"{folder} holds no prepared corpus: {mend}")
+        hint = f"annotated prepare NAME {folder} --vocab-size 37000"
+        raise FileNotFoundError(f"{folder} holds no prepared corpus: {hint}")
     try:
         facts = json.loads((folder / "prepared.json").read_text(encoding="utf-8"))
         name, languages, digests = facts["corpus"], facts["languages"], facts["digests"]
@@ -203,6 +206,14 @@ def all_cores():
         if before is not None:
             os.environ["TOKENIZERS_PARALLELISM"] = before
 
+# %% ../../notebooks/83_prepared.ipynb #so000001
+def _source_digests(name):
+    """{file: SHA-256} of what a folder of your own holds to train on; {} for a corpus by name."""
+    if name in CORPORA or not Path(name).is_dir():
+        return {}
+    return {path.name: sha256_of(path) for path in sorted(Path(name).iterdir())
+            if path.name.split(".")[0] in ("train", "valid", "val", "dev") and path.is_file()}
+
 # %% ../../notebooks/83_prepared.ipynb #dc9e8ffe
 def prepare_corpus(name, folder, vocab_size, *, root=None, source_language=None,
                    target_language=None, show_progress=False, **options):
@@ -210,8 +221,8 @@ def prepare_corpus(name, folder, vocab_size, *, root=None, source_language=None,
 
     vocab_size, options: as in `PrepareOptions`; root and languages: as for `load_corpus`;
     show_progress: bars with the time and the disk that it takes. A folder that was made with the
-    same arguments is loaded, one that was not is a ValueError. One of several processes prepares,
-    on all cores; the others wait.
+    same arguments from the same files is loaded, another is a ValueError. One of several processes
+    prepares, on all cores; the others wait.
     """
     folder, options = Path(folder), PrepareOptions(vocab_size, **options)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -226,11 +237,13 @@ def prepare_corpus(name, folder, vocab_size, *, root=None, source_language=None,
     prepared, languages = load_prepared(folder), (source_language, target_language)
     if name in CORPORA:
         languages = choose_languages(name, CORPORA[name].languages, *languages)
-    wanted = {"corpus": str(name), **asdict(options),
+    wanted = {"corpus": str(name), **asdict(options), "normalize": list(options.normalize),
               "languages": [languages[0] or prepared.source_language,
-                            languages[1] or prepared.target_language]}
+                            languages[1] or prepared.target_language],
+              "normalise": False, "sources": _source_digests(name)}
+    earlier = {"copies": 0, "normalize": [], "normalise": False, "sources": wanted["sources"]}
     for fact, value in wanted.items():
-        before = prepared.facts.get(fact, False)  # earlier folders know of less
+        before = prepared.facts.get(fact, earlier.get(fact))  # earlier folders know of less
         if before != value:
             what = f"{folder} was prepared with {fact} {before!r}, not {value!r}"
             raise ValueError(f"{what}: give another folder, or move this one away")
@@ -249,25 +262,24 @@ def _write_prepared(corpus, folder, name, options, show_progress):
     languages = corpus.source_language, corpus.target_language
     limits = options.max_length, options.max_ratio
     generator, counts, copies = np.random.default_rng(options.seed), {}, options.copies or 1
+    form = Normalizer(languages=languages, **dict.fromkeys(options.normalize, True))
     progress = partial(tqdm, unit=" pairs", mininterval=1, disable=not show_progress)
-
-    def plain(pairs):
-        return normalised(pairs, *languages) if options.normalise else pairs
-
     clean = clean_pairs(progress(corpus.train, desc="1 of 2, vocabulary"), counts, *limits)
     clean = (pair for pair in clean if generator.random() < options.share)
-    tokenizer = SubwordTokenizer.fit(plain(clean), options.vocab_size, options.model)
+    tokenizer = SubwordTokenizer.fit(clean, options.vocab_size, options.model, normalizer=form)
+    if (warning := loss_warning(counts)) is not None:
+        print(f"{name}: {warning}", file=sys.stderr)
     with whole_folder(folder) as part:
         tokenizer.save(part / "tokenizer.json")
         clean = chain.from_iterable(clean_pairs(corpus.train, {}, *limits) for _ in range(copies))
         cutter = DroppedMerges(tokenizer, seed=options.seed) if options.copies else tokenizer
         with progress(desc="2 of 2, encoding", total=copies * counts["kept"]) as bar:
-            train = write_encoded(plain(clean), cutter, part / "train", *languages, limits[0],
+            train = write_encoded(clean, cutter, part / "train", *languages, limits[0],
                                   report=partial(_report, bar))
-        valid = write_encoded(plain(corpus.valid), tokenizer, part / "valid", *languages)
+        valid = write_encoded(corpus.valid, tokenizer, part / "valid", *languages)
         cleaning = counts | {"kept": len(train), "overlong in tokens": train.manifest["dropped"]}
         digests = {"train": train.digest, "valid": valid.digest,
                    "tokenizer": vocabulary_digest(tokenizer)}
         write_json(part / "prepared.json", {"corpus": name, **asdict(options),
                                             "languages": languages, "cleaning": cleaning,
-                                            "digests": digests})
+                                            "digests": digests, "sources": _source_digests(name)})

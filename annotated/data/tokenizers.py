@@ -8,13 +8,15 @@ __all__ = ['PAD', 'BEGIN', 'END', 'UNKNOWN', 'TOKENIZERS', 'Tokenizer', 'WordTok
 
 # %% ../../notebooks/12_tokenizers.ipynb #4328e4bb
 import json
+import math
 import random
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import asdict, replace
 from functools import cache
-from itertools import pairwise
+from importlib.util import find_spec
+from itertools import chain, pairwise
 from pathlib import Path
 
 from annotated.data.normalization import MARKS, Normalizer, frequent_marks
@@ -65,6 +67,14 @@ class Tokenizer(ABC):
 
     def __len__(self):
         return len(self.table)  # what each id stands for, special ids included
+
+    def for_training(self, pairs, seed=0):
+        """Pairs of ids as training takes them: the same, unless UNKNOWN must be learnt."""
+        return pairs
+
+    def unknown_words(self, texts, language=None):
+        """The words of texts that become UNKNOWN, each once; [] where every text is known."""
+        return []
 
     def normalized(self, texts, language=None):
         """The texts as a list, each in the form that the tokenizer knows; errors as `encode`."""
@@ -154,11 +164,14 @@ def splitter(language):
     """spaCy's tokenizer for a language code such as "de": its rules only, no trained model."""
     import spacy
 
+    code = language.replace("_", "-").partition("-")[0].lower()  # "pt" of pt-BR
     try:
-        return spacy.blank(language).tokenizer
+        return spacy.blank(code).tokenizer
     except ImportError as error:
-        hint = "give a code such as 'en', 'de' or 'fr'"
-        raise ValueError(f"spaCy knows no language {language!r}; {hint}") from error
+        what, hint = f"spaCy knows no language {language!r}", "give a code such as 'en' or 'fr'"
+        if find_spec(f"spacy.lang.{code}") is not None:  # Japanese, say, needs a package more
+            what, hint = f"spaCy cannot split {language!r} ({error.msg})", "or take subwords"
+        raise ValueError(f"{what}; {hint}") from error
 
 
 def split_words(text, language):
@@ -166,10 +179,10 @@ def split_words(text, language):
     return [token.text for token in splitter(language)(text) if not token.is_space]
 
 # %% ../../notebooks/12_tokenizers.ipynb #96fc574f
-def join_words(words):
+def join_words(words, language=None):
     """Words and marks as running text. Not exact: which mark touches which word is guessed."""
-    text = " ".join(words)
-    text = re.sub(r" (?=[.,!?;:…)\]}%])", "", text)  # no space before these
+    text, french = " ".join(words), (language or "").startswith("fr")  # Ça va ?
+    text = re.sub(r" (?=[.,…)\]}])" if french else r" (?=[.,!?;:…)\]}%])", "", text)
     text = re.sub(r"(?<=[(\[{„]) ", "", text)  # none after these
     text = re.sub(r'" ([^"]*) "', r'"\1"', text)
     text = re.sub(r"(„[^„“]*) “", r"\1“", text)
@@ -181,7 +194,10 @@ def join_words(words):
 
 # %% ../../notebooks/12_tokenizers.ipynb #37040ed1
 class WordTokenizer(Tokenizer):
-    """Whole words as tokens, split by spaCy. What training never saw is UNKNOWN."""
+    """Whole words as tokens, split by spaCy. What training never saw is UNKNOWN.
+
+    So that UNKNOWN is learnt, training sees some pairs again with their rare words hidden.
+    """
 
     def __init__(self, words, languages=("en", "de")):
         self.words, self.languages = list(words), tuple(languages)
@@ -220,7 +236,25 @@ class WordTokenizer(Tokenizer):
                 for text in self.normalized(texts, language)]
 
     def decode(self, ids):
-        return self.normalizer.undo(join_words(self.pieces(_content_ids(ids, len(self)))))
+        words = self.pieces(_content_ids(ids, len(self)))
+        return self.normalizer.undo(join_words(words, self.languages[1]))
+
+    def for_training(self, pairs, seed=0, share=0.1):
+        """Pairs of ids, and a copy of some that hold a word which occurs once, now UNKNOWN.
+
+        share: of these pairs, drawn by the seed, that are copied.
+        """
+        counts = Counter(chain.from_iterable(chain.from_iterable(pairs)))
+        rare = {index for index, count in counts.items() if count == 1}
+        some = [pair for pair in pairs if not rare.isdisjoint(chain(*pair))]
+        drawn = random.Random(seed).sample(some, math.ceil(share * len(some)))
+        return [*pairs, *(tuple([UNKNOWN if index in rare else index for index in ids]
+                                for ids in pair) for pair in drawn)]
+
+    def unknown_words(self, texts, language=None):
+        words = chain.from_iterable(split_words(text, language)
+                                    for text in self.normalized(texts, language))
+        return list(dict.fromkeys(word for word in words if word not in self.ids))
 
     def pieces(self, ids):
         return [self.table[index] for index in _check_ids(ids, len(self))]
@@ -236,7 +270,7 @@ class WordTokenizer(Tokenizer):
     @classmethod
     def fit_corpus(cls, corpus, vocab_size, normalizer):
         languages = corpus.source_language, corpus.target_language
-        return cls.fit(corpus.train, *languages, normalizer=normalizer)
+        return cls.fit(corpus.train, *languages, max_size=vocab_size, normalizer=normalizer)
 
 # %% ../../notebooks/12_tokenizers.ipynb #879a11c3
 def byte_letters():

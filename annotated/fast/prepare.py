@@ -37,6 +37,8 @@ class FusedAttention(PreparedPart, DotProductAttention):
         short = key.size(-2) <= (1024 if query.dtype == torch.bfloat16 else 256)
         if self.training and query.device.type == "cpu" and short:
             return super().forward(query, key, value, mask)[0], None
+        if mask is not None and mask.dtype != torch.bool:  # PyTorch would add it to the scores
+            raise TypeError(f"mask is {mask.dtype}: give bools, True where a query may attend")
         dropout = self.dropout if self.training else 0.0
         return F.scaled_dot_product_attention(query, key, value, mask, dropout), None
 

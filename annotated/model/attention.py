@@ -8,6 +8,7 @@ __all__ = ['scaled_dot_product_attention', 'DotProductAttention', 'AdditiveAtten
 # %% ../../notebooks/01_attention.ipynb #7a180e7a
 import math
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, finfo, nn
 
@@ -24,10 +25,12 @@ def masked_softmax(scores: Weights, mask: Mask = None) -> Weights:
     """Softmax over the keys, with exactly 0 where mask is False (section 3.2.1).
 
     A row with no True becomes a row of zeros, never NaN. The filling is the lowest number of the
-    scores' own type, so that half precision stays finite.
+    scores' own type, so that half precision stays finite. TypeError for a mask that is not boolean.
     """
     if mask is None:
         return scores.softmax(dim=-1)
+    if mask.dtype != torch.bool:
+        raise TypeError(f"mask is {mask.dtype}: give bools, True where a query may attend")
     weights = scores.masked_fill(~mask, finfo(scores.dtype).min).softmax(dim=-1)
     return weights.masked_fill(~mask, 0.0)
 

@@ -6,6 +6,7 @@
 __all__ = ['linearize', 'delinearize', 'Treebank', 'load_treebank', 'bracket_f1', 'parse_sentences']
 
 # %% ../../notebooks/22_parsing.ipynb #0a4a9e54
+import hashlib
 import random
 import re
 import time
@@ -107,6 +108,12 @@ class Treebank:
     valid: list = field(repr=False)
     test: list = field(repr=False)
     novel: list = field(default_factory=list, repr=False)
+
+    def digest(self):
+        """SHA-256 of all its trees: folders of one name may hold other ones."""
+        text = "\n".join(str(tree) for split, trees in vars(self).items() if split != "name"
+                         for tree in trees)
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def __str__(self):
         splits = {split: len(trees) for split, trees in vars(self).items() if split != "name"}
@@ -565,10 +572,28 @@ def save_parser(folder, treebank, sizes, training, pairs, average=5, device="cpu
     until = max(best["step"], training.save_every)  # the first checkpoint, if none is so early
     last = [path for path in run_checkpoints(run, scheduled=True) if int(path.name[5:]) <= until]
     model.load_state_dict(average_checkpoints(last[-average:]))
-    save_checkpoint(folder, model, treebank=treebank.name, training=asdict(training), pairs=pairs,
-                    left_out=left_out, averaged=[path.name for path in last[-average:]],
-                    seconds=seconds(), log=log,
+    save_checkpoint(folder, model, treebank=treebank.name, trees=treebank.digest(), pairs=pairs,
+                    training=asdict(training), left_out=left_out, seconds=seconds(), log=log,
+                    averaged=[path.name for path in last[-average:]],
                     vocabulary={"symbols": vocabulary.symbols, "words": vocabulary.words})
+
+# %% ../../notebooks/22_parsing.ipynb #506e27ff
+def check_trained(folder, asked, preset):
+    """ValueError if the parser in a folder was trained in another way than the options ask for.
+
+    asked, preset: (sizes, training, pairs), the second in a line of `PARSERS`; a setting counts if
+    it is not the preset's.
+    """
+    saved = load_checkpoint(folder)
+    trained, asked, preset = (
+        asdict(sizes) | (training if isinstance(training, dict) else asdict(training)) | pairs
+        for sizes, training, pairs in (
+            (saved.model.config, saved.info["training"], saved.info["pairs"]), asked, preset))
+    for name, value in asked.items():
+        before = trained.get(name, preset[name])  # earlier parsers know of less
+        if name not in ("vocab_size", "keep_last") and value not in (preset[name], before):
+            raise ValueError(f"{folder} holds a parser that was trained with {name} {before}, not "
+                             f"{value}: give another --out")
 
 # %% ../../notebooks/22_parsing.ipynb #b4874422
 def score_parser(folder, treebank, device="cpu", prepare=Transformer.eval, **how):
@@ -579,8 +604,9 @@ def score_parser(folder, treebank, device="cpu", prepare=Transformer.eval, **how
     treebank.
     """
     saved, start = load_checkpoint(folder, device), time.time()
-    if saved.info.get("treebank") != treebank.name:
-        raise ValueError(f"{folder} holds no parser of the treebank {treebank.name}: give another")
+    trees = saved.info.get("trees")  # earlier parsers have none
+    if saved.info.get("treebank") != treebank.name or trees not in (None, treebank.digest()):
+        raise ValueError(f"{folder} holds no parser of this treebank {treebank.name}: give another")
     vocabulary, model = ParsingVocabulary(**saved.info["vocabulary"]), prepare(saved.model)
     rows, trees = parsing_scores(model, vocabulary, treebank, **how, show_progress=True)
     kept = ("training", "pairs", "left_out", "averaged", "seconds", "log")

@@ -24,6 +24,7 @@ from annotated.data.batches import (
     real_tokens,
     token_batches,
 )
+from annotated.data.normalization import is_blank
 from annotated.data.tokenizers import PAD, UNKNOWN
 from annotated.model.transformer import Transformer, TransformerConfig
 from annotated.training.callbacks import INTERRUPTED, default_callbacks, hooks
@@ -288,10 +289,11 @@ def train_on(corpus, tokenizer, model_config, training_config, show_progress=Tru
              callbacks=()):
     """Build a model, train it on a corpus and return (model, log) (5.2).
 
-    The seed decides the first weights too. corpus: a `Corpus`, or a `Prepared` one, whose pairs are
-    ids already; tokenizer: fitted on its training pairs; run_folder (for checkpoints), report, loss
-    and callbacks: as in `train`; build: makes the model of a configuration. ValueError for a corpus
-    with fewer than two training pairs or an empty validation split, and as `train`.
+    The seed decides the first weights too. corpus: a `Corpus`, whose training pairs with a blank
+    side are left out, or a `Prepared` one, whose pairs are ids already; tokenizer: fitted on its
+    training pairs; run_folder (for checkpoints), report, loss and callbacks: as in `train`; build:
+    makes the model of a configuration. ValueError for a corpus with fewer than two training pairs
+    or an empty validation split, and as `train`.
     """
     for split, least in (("train", 2), ("valid", 1)):
         pairs = getattr(corpus, split)
@@ -300,8 +302,14 @@ def train_on(corpus, tokenizer, model_config, training_config, show_progress=Tru
                              f"{least} or more")
     pairs = (corpus.train, corpus.valid)
     if not isinstance(corpus.train, PairArrays):
-        pairs = [encode_pairs(split, tokenizer, corpus.source_language, corpus.target_language)
-                 for split in pairs]
+        kept = [pair for pair in corpus.train if not any(map(is_blank, pair))]
+        if (blank := len(corpus.train) - len(kept)) and ranks()[0] == 0:
+            print(f"corpus {corpus.name}: {blank:,} training pairs with a blank side are left out",
+                  file=sys.stderr)
+        languages = corpus.source_language, corpus.target_language
+        train_pairs, valid = (encode_pairs(split, tokenizer, *languages)
+                              for split in (kept, corpus.valid))
+        pairs = tokenizer.for_training(train_pairs, training_config.seed), valid
     torch.manual_seed(training_config.seed)
     model = build(model_config).to(device)
     return model, train(model, *pairs, training_config, show_progress, run_folder, tokenizer,

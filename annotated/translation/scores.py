@@ -14,6 +14,7 @@ import re
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 import sacrebleu
@@ -21,6 +22,29 @@ import sacrebleu
 from annotated.files import whole_file
 
 # %% ../../notebooks/19_scores.ipynb #564a5345
+UNSPACED = {"zh", "ja", "th", "lo", "km", "my"}  # languages whose words are not parted by spaces
+
+
+def base_language(code):
+    """The language of a code without its region and script: "pt" of pt-BR, "zh" of zh_Hans_CN."""
+    return code.replace("_", "-").partition("-")[0].lower()
+
+
+def bleu_tokenizer(language):
+    """The name of sacreBLEU's tokenizer for a language; ImportError if its package is missing.
+
+    Thai, Lao, Khmer and Burmese are scored by characters.
+    """
+    base = base_language(language)
+    package = {"ja": "MeCab", "ko": "mecab_ko"}.get(base)
+    if package is not None:
+        if find_spec(package) is None:
+            raise ImportError(f"sacreBLEU splits {language} by a package that is missing: "
+                              f"pip install 'sacrebleu[{base}]'")
+        return f"{base}-mecab"
+    return "zh" if base == "zh" else "char" if base in UNSPACED else "13a"
+
+
 def moses_tokenise(lines, language="de"):
     """Lines with spaces between Moses tokens, without hyphen splitting and escaping (6.1's BLEU).
 
@@ -29,7 +53,7 @@ def moses_tokenise(lines, language="de"):
     """
     from sacremoses import MosesTokenizer
 
-    tokenizer = MosesTokenizer(lang=language)
+    tokenizer = MosesTokenizer(lang=base_language(language))
     return [tokenizer.tokenize(line, aggressive_dash_splits=False, escape=False, return_str=True)
             for line in lines]
 
@@ -52,7 +76,7 @@ def multi30k_form(lines, language="de"):
     """Lines in the form in which Multi30k is scored: lower-cased, punctuation normalised, Moses."""
     from sacremoses import MosesPunctNormalizer
 
-    normalizer = MosesPunctNormalizer(lang=language)
+    normalizer = MosesPunctNormalizer(lang=base_language(language))
     return moses_tokenise([normalizer.normalize(line.lower()) for line in lines], language)
 
 # %% ../../notebooks/19_scores.ipynb #9b71098a
@@ -67,11 +91,20 @@ DEFINITIONS = {
     "chrf": "chrF2: F-score of character n-grams, on plain text, cased",
     "perplexity": "exp(loss)",
 }
+CASED = ("sacrebleu", "tokenised", "compound_split", "split_plain_quotes", "chrf")
 
 
 def _forms(hypotheses, references, language):
-    """name -> (metric, hypotheses and references in the form it counts on, how they got it)."""
-    both = hypotheses, references
+    """name -> (metric, hypotheses and references in the form it counts on, how they got it).
+
+    Moses knows no words without spaces: their figures are left out.
+    """
+    both, split_by = (hypotheses, references), bleu_tokenizer(language)
+    own = {"sacrebleu": (sacrebleu.BLEU(tokenize=split_by), both, ""),
+           "sacrebleu_lowercase": (sacrebleu.BLEU(lowercase=True, tokenize=split_by), both, "")}
+    chrf = {"chrf": (sacrebleu.CHRF(), both, "")}
+    if base_language(language) in UNSPACED:
+        return own | chrf
     tokens = [moses_tokenise(lines, language) for lines in both]
     plain = [moses_tokenise(map(plain_quotes, lines), language) for lines in both]
     split, split_plain = ([[split_compounds(line) for line in lines] for lines in sides]
@@ -83,8 +116,7 @@ def _forms(hypotheses, references, language):
         return sacrebleu.BLEU(tokenize="none", smooth_method="none", force=True, **options)
 
     return {
-        "sacrebleu": (sacrebleu.BLEU(trg_lang=language), both, ""),
-        "sacrebleu_lowercase": (sacrebleu.BLEU(lowercase=True, trg_lang=language), both, ""),
+        **own,
         "tokenised": (multi_bleu(), tokens, moses),
         "tokenised_lowercase": (multi_bleu(lowercase=True), tokens, moses),
         "compound_split": (multi_bleu(), split, f"{moses} + hyphens to ##AT##-##AT##"),
@@ -92,8 +124,7 @@ def _forms(hypotheses, references, language):
                                f"quotes „“ to \" + {moses} + hyphens to ##AT##-##AT##"),
         "multi30k": (multi_bleu(), [multi30k_form(lines, language) for lines in both],
                      f"lowercase + normalised punctuation + {moses}"),
-        "chrf": (sacrebleu.CHRF(), both, ""),
-    }
+    } | chrf
 
 # %% ../../notebooks/19_scores.ipynb #6753c6cf
 @dataclass(frozen=True)
@@ -170,7 +201,7 @@ def _write(report, hypotheses, path):
         sentences.write(text)
 
 # %% ../../notebooks/19_scores.ipynb #f4c83a47
-def _check_lines(hypotheses, references):
+def check_lines(hypotheses, references):
     """Both as lists of strings; TypeError or ValueError say what is wrong."""
     for name, lines in (("hypotheses", hypotheses), ("references", references)):
         if isinstance(lines, str) or not all(isinstance(line, str) for line in lines):
@@ -186,7 +217,7 @@ def _check_lines(hypotheses, references):
 
 # %% ../../notebooks/19_scores.ipynb #6cbd85ca
 def bleu_report(hypotheses, references, target_language="de", loss=None, bootstrap=1000,
-                seed=12345, path=None,
+                seed=12345, path=None, cased=True,
                 token="token of the model's vocabulary, end of sentence included"):
     """Score translations by every definition in `DEFINITIONS` and return a `BleuReport` (6.1).
 
@@ -194,13 +225,16 @@ def bleu_report(hypotheses, references, target_language="de", loss=None, bootstr
     mean negative log-likelihood in nats a token, as `validation_loss` gives it; with it the report
     has a perplexity, and `token` says per what. bootstrap: resamples for the 95 % intervals; 0 for
     none. path: where to write the report, ending in .json; the hypotheses go to the .txt beside it.
-    TypeError for what is no list of strings, ValueError for lists that do not fit and line breaks.
+    cased: whether capitals mean anything; if not, the cased figures are left out. TypeError for
+    what is no list of strings, ValueError for lists that do not fit and line breaks.
     """
-    hypotheses, references = _check_lines(hypotheses, references)
+    hypotheses, references = check_lines(hypotheses, references)
     if path is not None and Path(path).suffix != ".json":
         raise ValueError(f"path={str(path)!r} does not end in .json: give the name of the report; "
                          "the sentences go to the .txt beside it")
     forms = _forms(hypotheses, references, target_language)
+    if not cased:
+        forms = {name: form for name, form in forms.items() if name not in CASED}
     with _bootstrap_seed(seed):
         entries = {name: _measure(name, *form, bootstrap) for name, form in forms.items()}
     if loss is not None:

@@ -1,6 +1,7 @@
 """The charts of attention draw the weights they are given, refuse what does not fit, and keep tokens data."""
 
 import re
+import warnings
 
 import numpy as np
 import pytest
@@ -160,3 +161,16 @@ def test_a_hugging_face_encoder_decoder_is_drawn_with_one_call_each():
             np.testing.assert_allclose(found, torch.stack(weights).reshape(-1).numpy(), atol=5e-5)
     attention.attention_heatmap(output.cross_attentions[1], KEYS, QUERIES)
     explorer.decode_stepper(QUERIES, STEPS, KEYS, output.cross_attentions, BEAMS)
+
+
+@pytest.mark.parametrize("chart", [attention.attention_heatmap, attention.attention_lines])
+def test_a_long_token_is_shortened_in_the_chart_and_whole_in_its_table(chart):
+    keys = ["a" * 200, "Donau" + "dampfschiff" * 30, "c", "d"]
+    ax = chart(WEIGHTS, keys, QUERIES)
+    with warnings.catch_warnings(action="error"):  # no room for what is drawn, say
+        ax.figure.canvas.draw()
+    width = ax.get_window_extent().width / ax.figure.dpi
+    assert width > 0.5, "inches: a speck is smaller"
+    written = {text.get_text() for text in ax.findobj(theme.matplotlib.text.Text)}
+    assert "a" * 23 + "…" in written and keys[0] not in written
+    assert {keys[0], keys[1]} <= {cell for row in theme.table(ax)[1] for cell in row}

@@ -62,3 +62,15 @@ def test_pictures_of_a_notebook_carry_their_table():
     assert notes["Table-Rows"] == "334 of 1000" and len(rows) == 334
     assert [float(row["y"]) for row in rows[:3]] == [0, 3e-6, 6e-6]
     assert "Table" not in notes_of(plt.subplots()[0])[0]
+
+
+def test_letters_of_asia_get_a_font_that_is_installed_or_a_warning(monkeypatch):
+    keys = ["老", "狗", "ไทย", "plain"]
+    monkeypatch.setattr(theme, "ASIAN_FONTS", ("No Such Font", "STIXGeneral"))
+    ax = attention.attention_heatmap(WEIGHTS, keys, QUERIES)
+    families = [label.get_fontfamily() for label in ax.get_xticklabels()]
+    assert families == [["DejaVu Sans", "STIXGeneral"]] * 3 + [["DejaVu Sans"]]
+    monkeypatch.setattr(theme, "ASIAN_FONTS", ())
+    ax = attention.attention_heatmap(WEIGHTS, ["\U0002a6d6", "a", "b", "c"], QUERIES)
+    with pytest.warns(UserWarning, match="Glyph 173782 .*missing from font"):
+        ax.figure.canvas.draw()

@@ -6,7 +6,6 @@ import gzip
 import hashlib
 import io
 import zipfile
-from itertools import count, islice
 
 import pytest
 from helpers import examples
@@ -17,10 +16,7 @@ from publishing import PACK, left_over, lines, tar
 from annotated.data import corpora, downloads
 from annotated.data.corpora import (
     CORPORA,
-    clean_pairs,
     load_corpus,
-    normalised,
-    pair_fault,
     pair_lines,
     read_table,
     split_pairs,
@@ -52,10 +48,31 @@ def write_tables(folder, packing=""):
 def test_a_table_keeps_two_columns_and_names_a_bad_line(tmp_path):
     (tmp_path / "t.tsv").write_bytes("a\tä\tmore\nb\tß\n".encode())
     assert read_table(tmp_path / "t.tsv") == [("a", "ä"), ("b", "ß")]
-    assert read_table(tmp_path / "t.tsv", 1, 0) == [("ä", "a"), ("ß", "b")]
+    assert read_table(tmp_path / "t.tsv", ("en", "de"), ("de", "en")) == [("ä", "a"), ("ß", "b")]
     (tmp_path / "bad.tsv").write_bytes(b"a\tb\nno tab\n")
     with pytest.raises(ValueError, match=r"bad\.tsv, line 2: 1 column"):
         read_table(tmp_path / "bad.tsv")
+
+
+PLAIN = [("A dog runs.", "Ein Hund läuft."), ('She said "yes".', '"Ja", sagte sie.')]
+TABLES = {  # as programs write them: the same two pairs
+    "plain": "A dog runs.\tEin Hund läuft.\nShe said \"yes\".\t\"Ja\", sagte sie.\n",
+    "Tatoeba": "1\tA dog runs.\t77\tEin Hund läuft.\n2\tShe said \"yes\".\t78\t\"Ja\", sagte sie.\n",
+    "header": "source\ttarget\nA dog runs.\tEin Hund läuft.\nShe said \"yes\".\t\"Ja\", sagte sie.\n",
+    "languages": "de\tid\ten\nEin Hund läuft.\t1\tA dog runs.\n\"Ja\", sagte sie.\t2\tShe said \"yes\".\n",
+    "spreadsheet": "A dog runs.\tEin Hund läuft.\n\"She said \"\"yes\"\".\"\t\"\"\"Ja\"\", sagte sie.\"\n",
+    "numbered": "0\tA dog runs.\tEin Hund läuft.\tCC BY\n1\tShe said \"yes\".\t\"Ja\", sagte sie.\tCC BY\n",
+}
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_a_table_is_read_as_the_program_that_wrote_it_meant_it(tmp_path, kind):
+    for split in ("train", "valid"):
+        (tmp_path / f"{split}.tsv").write_text(TABLES[kind], encoding="utf-8", newline="")
+    assert load_corpus(tmp_path).train == PLAIN
+    back = load_corpus(tmp_path, source_language="de", target_language="en")
+    first = PLAIN if kind != "languages" else [pair[::-1] for pair in PLAIN]
+    assert back.train == first, "without names the first column is the source"
 
 
 # --- folders --------------------------------------------------------------------------------------------------------
@@ -95,13 +112,42 @@ def test_columns_follow_the_name_of_the_folder(tmp_path):
         load_corpus(unnamed, source_language="xx", target_language="xx")
 
 
+@pytest.mark.parametrize("beside", ["train.align", "train.en~", "train.de.bak", "train.scores.gz", "train.log"])
+def test_a_file_beside_the_training_text_is_no_language(tmp_path, beside):
+    folder = write_folder(tmp_path / "mine")
+    (folder / beside).write_bytes(b"0-0 1-1\n" * 2)
+    corpus = load_corpus(folder)
+    assert (corpus.source_language, corpus.target_language) == ("en", "de")
+    assert corpus.train == PAIRS["train"]
+
+
+def test_of_several_languages_the_user_chooses(tmp_path):
+    folder = write_folder(tmp_path / "mine")
+    for split, texts in ENGLISH.items():
+        (folder / f"{split}.pt-BR").write_bytes(lines(texts))
+    for languages in ({}, {"source_language": "en"}, {"target_language": "en"}):
+        with pytest.raises(ValueError, match="several languages .en, de, pt-BR.: choose two with"):
+            load_corpus(folder, **languages)
+    assert load_corpus(folder, target_language="de").train == PAIRS["train"]
+    brazil = load_corpus(folder, source_language="de", target_language="pt-BR")
+    assert brazil.train[0] == ("Ein Hund läuft.", "A dog runs.")
+
+
+def test_a_corpus_is_called_by_its_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(write_folder(tmp_path / "mine"))
+    assert load_corpus(".").name == "mine"
+
+
 def test_what_a_folder_lacks_is_named(tmp_path):
     folder = write_folder(tmp_path / "mine")
     (folder / "test.de").unlink()
     with pytest.raises(FileNotFoundError, match=r"test\.de is missing"):
         load_corpus(folder)
     (folder / "test.en").unlink()
-    with pytest.raises(FileNotFoundError, match=r"mine has no test split: put test\.en and test\.de"):
+    assert "test" not in load_corpus(folder).splits(), "training needs none"
+    (folder / "valid.en").unlink()
+    (folder / "valid.de").unlink()
+    with pytest.raises(FileNotFoundError, match=r"mine has no valid split: put valid\.en and"):
         load_corpus(folder)
     with pytest.raises(FileNotFoundError, match="there is no folder .*nowhere"):
         load_corpus(tmp_path / "nowhere")
@@ -238,7 +284,7 @@ def test_an_archive_is_fetched_and_split_once(flashcards, tmp_path):
 
 
 @pytest.mark.parametrize("body, message", [
-    (b"no archive", "cannot read deu.txt"),
+    (b"no archive", "what came is no whole .zip file"),
     (archive("other.txt"), "cannot read deu.txt"),
     (archive(text="one\ttwo\nno tab\n"), "record 2 has no tab"),
 ])
@@ -274,7 +320,7 @@ def wmt(publisher, monkeypatch):
     }
     known, archives = CORPORA["wmt14-en-fr"], {}
     for split, parts in known.archives.items():
-        archives[split] = tuple((address.replace(corpora.WMT, publisher.address), member) for address, member in parts)
+        archives[split] = tuple((address.replace(downloads.WMT, publisher.address), member) for address, member in parts)
         for address, _ in archives[split]:
             path = address.removeprefix(publisher.address)
             publisher.files[path] = files.pop(path.rsplit("/", 1)[1].removeprefix("training-parallel-").removeprefix("training-"))
@@ -320,48 +366,8 @@ def test_the_real_addresses_are_of_one_publisher_and_marked_untried():
         assert all(address.startswith("https://www.statmt.org/wmt1") for address, _ in parts)
         assert all("{language}" in member for _, member in parts)
     assert [len(CORPORA[f"wmt14-en-{tag}"].archives["train"]) for tag in ("de", "fr")] == [3, 5]
-    source = open(corpora.__file__, encoding="utf-8").read()
+    source = open(downloads.__file__, encoding="utf-8").read()
     assert "they are untried" in source[: source.index('WMT = "')].splitlines()[-1]
     if (data_root() / "wmt14-en-de" / "newstest2014.en.gz").is_file():
         corpus = load_corpus("wmt14-en-de")
         assert len(corpus.valid) == 3000 and len(corpus.test) == 3003
-
-
-# --- streams --------------------------------------------------------------------------------------------------------
-
-
-# --- cleaning -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("fault, source, target", [
-    (None, "A dog runs.", "Ein Hund läuft."),
-    (None, "Übergrößenträger, »naïve« 日本語 🙂", "Crème brûlée\u00a0!"),
-    ("empty", "", "Ein Hund."), ("empty", "A dog.", " \u2003\t "), ("empty", "", ""),
-    ("broken", "A dog\ufffd.", "Ein Hund."), ("broken", "A dog.", "Ein\x85Hund."), ("broken", "A\0 dog", "Ein Hund"),
-    ("broken", "Ein schÃ¶ner Hund", "A beautiful dog"), ("broken", "A dog", "Il dit Â« non Â»"),
-    ("broken", "donâ€™t", "Ne pas"), ("broken", "Die StraÃŸe", "The street"), ("broken", "A key", "Ã–ffner"), ("broken", "Ã„", "a"),
-    ("overlong", "a " * 251, "b " * 240), ("overlong", "a " * 240, "b " * 251), (None, "a " * 250, "b " * 250),
-    ("ratio", "a b c d", "e"), ("ratio", "a", "b c d e"), (None, "a b c", "e"),
-    ("copied", "New York", "New York"),
-])
-def test_every_fault_is_named(fault, source, target):
-    assert pair_fault(source, target) == fault
-
-
-def test_cleaning_counts_what_it_drops_and_keeps_the_order():
-    good = [(f"word {n}", f"Wort {n}") for n in range(100)]
-    noise = [("", "leer")] * 3 + [("a b c d e", "f")] * 5 + [("same", "same")] * 7 + [("bad\ufffd", "gut")] * 11
-    mixed = [pair for n in range(100) for pair in [good[n], *noise[n : n + 1]]]
-    counts = {}
-    assert list(clean_pairs(mixed, counts)) == good
-    assert counts == {"kept": 100, "empty": 3, "ratio": 5, "copied": 7, "broken": 11}
-    assert list(clean_pairs(good, {}, max_length=1)) == []
-
-
-def test_punctuation_is_made_plain_pair_by_pair():
-    """By the substitutions of Moses' normalize-punctuation.perl, with the rules of each side's language."""
-    pairs = [("“Stop”, he said…", "„Halt“, sagte er…"), ("it’s 5 000 – or 6", "das sind 5\u00a0000 Meter – oder 6"), ("plain", "schlicht")]
-    plain = [('"Stop," he said...', '"Halt", sagte er...'), ("it's 5 000 - or 6", "das sind 5,000 Meter - oder 6"), ("plain", "schlicht")]
-    assert list(normalised(pairs)) == plain
-    assert list(normalised([pair[::-1] for pair in pairs], "de", "en")) == [pair[::-1] for pair in plain]
-    assert len(list(islice(normalised(pairs[0] for _ in count()), 2))) == 2

@@ -1,12 +1,16 @@
 """Downloads: the publisher's bytes, whole or not at all, and held to a digest. No test needs the network."""
 
+import gzip
 import hashlib
+import io
 import json
+import lzma
 import os
 import threading
+import zipfile
 
 import pytest
-from publishing import seen
+from publishing import seen, tar
 
 from annotated.data.downloads import fetch, fetch_known
 
@@ -62,27 +66,57 @@ def test_a_file_of_unknown_length_needs_a_digest(publisher, tmp_path):
 
 
 def test_of_several_that_want_a_file_one_fetches_it(publisher, tmp_path):
-    publisher.files["/a.gz"] = body = os.urandom(500_000)
-    threads = [threading.Thread(target=fetch_known, args=(publisher.address + "/a.gz", tmp_path / "a.gz", {})) for _ in range(3)]
+    publisher.files["/a.bin"] = body = os.urandom(500_000)
+    threads = [threading.Thread(target=fetch_known, args=(publisher.address + "/a.bin", tmp_path / "a.bin", {})) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert (tmp_path / "a.gz").read_bytes() == body and publisher.asked == ["/a.gz"]
+    assert (tmp_path / "a.bin").read_bytes() == body and publisher.asked == ["/a.bin"]
 
 
 def test_a_digest_that_nobody_published_is_recorded_once_and_held_to(publisher, tmp_path):
-    publisher.files["/a.zip"] = first = os.urandom(1000)
-    path = tmp_path / "a.zip"
-    fetch_known(publisher.address + "/a.zip", path, {})
-    record = json.loads((tmp_path / "downloads.json").read_text())["a.zip"]
-    assert record == {"address": publisher.address + "/a.zip", "bytes": 1000,
+    publisher.files["/a.bin"] = first = os.urandom(1000)
+    path = tmp_path / "a.bin"
+    fetch_known(publisher.address + "/a.bin", path, {})
+    record = json.loads((tmp_path / "downloads.json").read_text())["a.bin"]
+    assert record == {"address": publisher.address + "/a.bin", "bytes": 1000,
                       "sha256": hashlib.sha256(first).hexdigest()}
     path.unlink()
-    publisher.files["/a.zip"] = os.urandom(1000)
-    with pytest.raises(ValueError, match=f"has not the SHA-256 digest {record['sha256']}"):
-        fetch_known(publisher.address + "/a.zip", path, {})
+    publisher.files["/a.bin"] = os.urandom(1000)
+    with pytest.raises(ValueError, match=f"not the SHA-256 digest {record['sha256']}.*new edition, "
+                                         f"delete the entry a.bin in {tmp_path}/downloads.json"):
+        fetch_known(publisher.address + "/a.bin", path, {})
     assert not path.exists()
+    (tmp_path / "downloads.json").unlink()  # as advised
+    fetch_known(publisher.address + "/a.bin", path, {})
+    assert path.read_bytes() == publisher.files["/a.bin"] and (tmp_path / "downloads.json").exists()
+
+
+LOGIN = b"<!DOCTYPE html><title>Log in</title>"
+
+
+@pytest.mark.parametrize("name", ["a.zip", "a.gz", "a.xz", "a.tar", "a.tgz"])
+@pytest.mark.parametrize("damage", ["login", "cut", "flipped"])
+def test_a_bad_first_download_is_no_digest_to_hold_to(publisher, tmp_path, name, damage):
+    text, packed = os.urandom(5000), io.BytesIO()
+    if name == "a.zip":
+        with zipfile.ZipFile(packed, "w") as file:
+            file.writestr("member", text)
+    elif name in ("a.tar", "a.tgz"):
+        packed.write(tar({"member": text}, "w" if name == "a.tar" else "w:gz"))
+    else:
+        packed.write({"a.gz": gzip.compress, "a.xz": lzma.compress}[name](text))
+    good = packed.getvalue()
+    middle = len(good) // 2 if name != "a.tar" else 3  # a plain tar has sums of its headers alone
+    publisher.files[f"/{name}"] = {"login": LOGIN, "cut": good[:middle], "flipped": good[:middle]
+                                   + bytes([good[middle] ^ 255]) + good[middle + 1:]}[damage]
+    with pytest.raises(ValueError, match=rf"{name}: what came is no whole \.\w+ file .* removed"):
+        fetch_known(f"{publisher.address}/{name}", tmp_path / name, {})
+    assert seen(tmp_path) == []
+    publisher.files[f"/{name}"] = good
+    fetch_known(f"{publisher.address}/{name}", tmp_path / name, {})
+    assert (tmp_path / name).read_bytes() == good
 
 
 def test_a_damaged_record_is_named(tmp_path):

@@ -192,7 +192,8 @@ def test_a_corpus_is_prepared_once(corpus, tmp_path, monkeypatch):
         assert again.train.digest == made.train.digest and list(again.valid) == list(made.valid)
         assert again.tokenizer.as_dict() == made.tokenizer.as_dict() and again.facts == made.facts
     for change, message in (({"vocab_size": 310}, "vocab_size 300, not 310"), ({"seed": 1}, "seed 0, not 1"),
-                            ({"name": "other"}, "corpus 'mine', not 'other'"), ({"normalise": True}, "normalise False, not True"),
+                            ({"name": "other"}, "corpus 'mine', not 'other'"),
+                            ({"normalize": ("moses",)}, r"normalize \[\], not \['moses'\]"),
                             ({"target_language": "fr"}, r"languages \['en', 'de'\], not \['en', 'fr'\]")):
         with pytest.raises(ValueError, match=f"was prepared with {message}: give another folder"):
             prepare_corpus(**{"name": "mine", "folder": tmp_path / "p", "vocab_size": 300} | change)
@@ -270,13 +271,43 @@ def test_the_vocabulary_may_be_learnt_from_a_share(corpus, tmp_path):
     assert some == again and some != whole
 
 
-def test_punctuation_is_made_plain_on_request_in_training_and_validation(corpus, tmp_path):
+def test_the_form_belongs_to_the_tokenizer_and_comes_back(corpus, tmp_path):
+    """By the substitutions of Moses' normalize-punctuation.perl."""
     corpus.train, corpus.valid = [*TEXTS, ("“x” – y’s", "„x“ – y")], [("“y” – x’s", "„y“ – x")]
     plain = [[*TEXTS, ('"x" - y\'s', '"x" - y')], [('"y" - x\'s', '"y" - x')]]
-    made, as_it_is = (prepare_corpus("mine", tmp_path / str(wish), 300, normalise=wish) for wish in (True, False))
+    made, as_it_is = (prepare_corpus("mine", tmp_path / str(len(form)), 300, normalize=form)
+                      for form in (("punctuation",), ()))
     assert made.tokenizer.as_dict() == SubwordTokenizer.fit(plain[0], 300).as_dict()
-    assert [[tuple(map(made.tokenizer.decode, pair)) for pair in pairs] for pairs in (made.train, made.valid)] == plain
-    assert "„" in as_it_is.tokenizer.decode(as_it_is.train[len(TEXTS)][1]) and made.facts["normalise"]
+    for pairs, texts in zip((made.train, made.valid), plain, strict=True):
+        assert [tuple(map(made.tokenizer.decode, pair)) for pair in pairs] == texts
+    assert "„" in as_it_is.tokenizer.decode(as_it_is.train[len(TEXTS)][1])
+    back = load_prepared(tmp_path / "1").tokenizer
+    assert back.encode("“y” – x’s", "en") == back.encode('"y" - x\'s', "en") == made.valid[0][0]
+
+
+def test_a_source_that_changed_is_prepared_anew(tmp_path):
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    for split in ("train", "valid"):
+        for side, language in enumerate(("en", "de")):
+            text = "".join(f"{pair[side]}\n" for pair in TEXTS)
+            (folder / f"{split}.{language}").write_text(text, encoding="utf-8")
+    made = prepare_corpus(folder, tmp_path / "p", 300)
+    assert prepare_corpus(folder, tmp_path / "p", 300).train.digest == made.train.digest
+    (folder / "notes.txt").write_text("of no matter", encoding="utf-8")
+    assert prepare_corpus(folder, tmp_path / "p", 300).train.digest == made.train.digest
+    for file in ("train.en", "valid.de"):
+        before = (folder / file).read_text(encoding="utf-8")
+        (folder / file).write_text(before.replace("1", "7", 1), encoding="utf-8")
+        with pytest.raises(ValueError, match="was prepared with sources .* give another folder"):
+            prepare_corpus(folder, tmp_path / "p", 300)
+        (folder / file).write_text(before, encoding="utf-8")
+
+
+def test_a_great_loss_is_told(corpus, tmp_path, capsys):
+    corpus.train = [*TEXTS, *(("the same", "the same"),) * 50]
+    prepare_corpus("mine", tmp_path / "p", 300)
+    assert "mine: 50 of 250 pairs are left out (copied 50)" in capsys.readouterr().err
 
 
 def test_copies_are_cut_anew_and_say_the_same(corpus, tmp_path):
@@ -302,11 +333,13 @@ def test_copies_that_cannot_be_made_are_named_before_anything_is_read(wrong, tmp
 def test_a_folder_prepared_before_there_was_normalising_is_found_again(corpus, tmp_path):
     prepare_corpus("mine", tmp_path / "p", 300)
     facts = json.loads((tmp_path / "p" / "prepared.json").read_text(encoding="utf-8"))
-    del facts["normalise"], facts["copies"]
+    del facts["normalize"], facts["copies"], facts["sources"]
     (tmp_path / "p" / "prepared.json").write_text(json.dumps(facts), encoding="utf-8")
     assert len(prepare_corpus("mine", tmp_path / "p", 300).train) == 200
-    with pytest.raises(ValueError, match="normalise False, not True"):
-        prepare_corpus("mine", tmp_path / "p", 300, normalise=True)
+    facts["normalise"] = True  # text that was normalised, and a tokenizer that does not know
+    (tmp_path / "p" / "prepared.json").write_text(json.dumps(facts), encoding="utf-8")
+    with pytest.raises(ValueError, match="normalise True, not False"):
+        prepare_corpus("mine", tmp_path / "p", 300)
 
 
 def test_what_cleaning_drops_teaches_the_vocabulary_nothing(corpus, tmp_path):

@@ -1,0 +1,310 @@
+"""What people give the commands: honoured, or refused before any work; never silently wrong."""
+
+import io
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+import sacrebleu
+from helpers import ROOT, TEXTS, one_thread, random_model, run_python
+from test_cli import SMALL, refused, write_corpus
+
+from annotated.cli import main
+from annotated.data.corpora import load_corpus
+from annotated.data.prepared import prepare_corpus
+from annotated.data.tokenizers import (
+    UNKNOWN,
+    SubwordTokenizer,
+    WordTokenizer,
+    join_words,
+    split_words,
+)
+from annotated.results import read_json
+from annotated.training.checkpoints import load_checkpoint, run_checkpoints, save_checkpoint
+from annotated.translation.scores import bleu_report, bleu_tokenizer
+from annotated.translation.search import translate
+
+pytestmark = pytest.mark.usefixtures(one_thread.__name__)
+WORDS = WordTokenizer.fit(TEXTS)
+
+
+def run(*words):
+    main(list(map(str, words)))
+
+
+@pytest.fixture
+def own(tmp_path):
+    return write_corpus(tmp_path / "own")
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A folder with a model whose learned positions end at 60."""
+    model = random_model(len(WORDS), seed=2, positions="learned", max_length=60)
+    save_checkpoint(tmp_path / "model", model.eval(), WORDS, source_language="en",
+                    target_language="de")
+    return tmp_path / "model"
+
+
+# --- training
+
+def test_pairs_with_a_blank_side_are_not_learnt_and_told(tmp_path, capsys):
+    blank = [("a cat sleeps .", ""), ("the dog sees", "\u200b"), (" \u00a0", "ein Hund")]
+    whole, spoilt = write_corpus(tmp_path / "own"), tmp_path / "spoilt" / "own"
+    spoilt.parent.mkdir()
+    write_corpus(spoilt)
+    for side, language in enumerate(("en", "de")):
+        with open(spoilt / f"train.{language}", "a", encoding="utf-8") as file:
+            file.writelines(f"{pair[side]}\n" for pair in blank)
+    for number, folder in enumerate((whole, spoilt)):
+        run("train", folder, "--out", tmp_path / str(number), *SMALL)
+    assert "own: 3 training pairs with a blank side are left out" in capsys.readouterr().err
+    logs = [load_checkpoint(tmp_path / name).info["log"] for name in "01"]
+    assert [row["tokens"] for row in logs[0]] == [row["tokens"] for row in logs[1]]
+
+
+def test_an_average_is_of_as_many_as_asked_for_or_refused(own, tmp_path, capsys):
+    many = ["--save-every", "1", "--steps", "8", "--checkpoints", tmp_path / "run"]
+    new = [own, "--out", tmp_path / "new", *SMALL, *many]
+    said = refused("train", [*new, "--average", "9"], capsys)
+    assert "--average 9: 8 steps with --save-every 1 make 8 checkpoints" in said
+    assert not (tmp_path / "run").exists()
+    run("train", *new, "--average", "7")  # --keep-last is 5
+    assert len(load_checkpoint(tmp_path / "new").info["averaged"]) == 7
+    assert len(run_checkpoints(tmp_path / "run")) == 7
+
+
+def test_the_size_of_a_vocabulary_is_honoured_or_refused(own, tmp_path, capsys):
+    run("train", own, "--out", tmp_path / "few", *SMALL, "--vocab-size", "9")
+    tokenizer = load_checkpoint(tmp_path / "few").tokenizer
+    assert len(tokenizer) == 9 and "." in tokenizer.words  # the most frequent
+    prepare_corpus(write_corpus(tmp_path / "more", TEXTS * 3), tmp_path / "p", 280)
+    new = [tmp_path / "p", "--out", tmp_path / "model", *SMALL[2:]]
+    assert "was prepared with a vocabulary of 280; leave it out" in refused(
+        "train", [*new, "--vocab-size", "300"], capsys)
+    run("train", *new, "--vocab-size", "280")
+
+
+def test_a_test_split_is_not_needed_to_train_but_to_score(own, tmp_path, capsys, monkeypatch):
+    for language in ("en", "de"):
+        (own / f"test.{language}").unlink()
+    monkeypatch.chdir(own)
+    run("train", ".", "--out", tmp_path / "model", *SMALL)
+    assert load_checkpoint(tmp_path / "model").info["corpus"] == "own"
+    for split in ("test", "novel"):
+        said = refused("score", [tmp_path / "model", ".", split, tmp_path / "results"], capsys)
+        assert f"has no split {split}: it has train, valid" in said
+    assert not (tmp_path / "results" / "test.json").exists()
+
+
+def test_a_parser_that_is_there_is_not_taken_for_another(tmp_path, capsys):
+    def treebank(folder, label):
+        folder.mkdir(parents=True)
+        for split in ("train", "dev", "test"):
+            trees = f"(TOP (S ({label} (D the) (N dog)) (VP (V sleeps))))\n" * 4
+            (folder / f"{split}.trees").write_text(trees, encoding="utf-8")
+        return folder
+
+    small = ("--N 1 --d-model 16 --d-ff 16 --h 2 --save-every 2 --copies 1 --beam 1 --extra 5 "
+             "--average 1").split()
+    one, other = (treebank(tmp_path / side / "mine", label)
+                  for side, label in (("one", "NP"), ("other", "DP")))
+    out = ["--out", tmp_path / "parser", *small]
+    run("parse", one, *out, "--steps", "2")
+    run("parse", one, *out, "--steps", "2")
+    run("parse", one, "--out", tmp_path / "parser", "--beam", "1", "--extra", "5")  # as it is
+    assert "was trained with steps 2, not 4: give another --out" in refused(
+        "parse", [one, *out, "--steps", "4"], capsys)
+    assert "trained with copies 1, not 3" in refused(
+        "parse", [one, *out, "--steps", "2", "--copies", "3"], capsys)
+    assert "holds no parser of this treebank mine" in refused(
+        "parse", [other, *out, "--steps", "2"], capsys)
+
+
+# --- unknown words
+
+def test_unknown_is_learnt_where_words_occur_once():
+    texts = [(f"the dog sees w{n}", f"der Hund sieht w{n}x") for n in range(400)]
+    tokenizer = WordTokenizer.fit(texts)
+    pairs = [tuple(tokenizer.encode(text, language) for text, language in
+                   zip(pair, ("en", "de"), strict=True)) for pair in texts]
+    known = tokenizer.for_training(pairs, seed=1)
+    assert known[:400] == pairs and len(known) == 440
+    for source, target in known[400:]:
+        assert source[-1] == target[-1] == UNKNOWN  # the word that occurs once, on both sides
+        assert (source[:-1], target[:-1]) == (pairs[0][0][:-1], pairs[0][1][:-1])
+    assert known == tokenizer.for_training(pairs, seed=1)
+    twice = pairs * 2
+    assert tokenizer.for_training(twice) == twice
+
+
+def test_unknown_words_are_told_once(model, monkeypatch, capsys):
+    text = "the zebra sees a dog .\na zebra , a quagga .\nthe dog sleeps .\n"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    run("translate", "--model", model)
+    told = capsys.readouterr().err
+    assert told.count("<unk>") == 1 and "lacks are read as <unk>: zebra, ,, quagga\n" in told
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"the dog sleeps .\n")))
+    run("translate", "--model", model)
+    assert "<unk>" not in capsys.readouterr().err
+
+
+def test_a_check_of_an_export_counts_the_ids(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("transformers")
+    tokenizer = WordTokenizer.fit([("don't stop the dog .", "der Hund steht nicht still .")])
+    save_checkpoint(tmp_path / "m", random_model(len(tokenizer), seed=1).eval(), tokenizer,
+                    source_language="en", target_language="de")
+    (tmp_path / "in.txt").write_text("don't stop the dog .\nthe dog .\n", encoding="utf-8")
+    status = main(["export", str(tmp_path / "m"), "--out", str(tmp_path / "hf"), "--check",
+                   str(tmp_path / "in.txt")])
+    found = json.loads(capsys.readouterr().out)
+    alike = found["same ids of the source"] == found["sentences"] == 2
+    assert found["passed"] == alike == (status == 0)
+
+
+# --- languages
+
+CHINESE = ["老狗睡在桌子底下。", "我们明天在学校门口见面。", "他昨天给我打了电话。"]
+THAI = ["สุนัขแก่นอนอยู่ใต้โต๊ะ", "ฉันชอบกินข้าวผัด", "เราจะพบกันพรุ่งนี้"]
+
+
+@pytest.mark.parametrize("language, lines, tokenize", [
+    ("zh", CHINESE, "zh"), ("zh-CN", CHINESE, "zh"), ("zh_Hant_TW", CHINESE, "zh"),
+    ("th", THAI, "char"), ("th-TH", THAI, "char"), ("pt-BR", ["O cão dorme.", "Eu gosto."], "13a"),
+])
+def test_a_language_is_scored_by_its_own_rules(language, lines, tokenize):
+    near = [lines[0], *lines[2:], lines[1]]
+    report = bleu_report(near, lines, language, bootstrap=0)
+    by_hand = sacrebleu.corpus_bleu(near, [lines], tokenize=tokenize).score
+    assert report["sacrebleu"].score == pytest.approx(by_hand)
+    assert ("tokenised" in report.entries) == (tokenize == "13a"), "Moses needs spaces"
+    assert report["chrf"].score == pytest.approx(sacrebleu.corpus_chrf(near, [lines]).score)
+    assert bleu_report(lines, lines, language, bootstrap=0)["sacrebleu"].score > 99.99
+
+
+@pytest.mark.parametrize("language, package", [("ja", "MeCab"), ("ko-KR", "mecab_ko")])
+def test_a_package_that_a_language_needs_is_named_before_decoding(
+        language, package, own, tmp_path, monkeypatch, capsys):
+    if find_spec(package):
+        pytest.skip("it is installed")
+    with pytest.raises(ImportError, match=rf"pip install 'sacrebleu\[{language[:2]}\]'"):
+        bleu_tokenizer(language)
+    for split in ("train", "valid", "test"):
+        (own / f"{split}.de").rename(own / f"{split}.{language}")
+    pieces = SubwordTokenizer.fit(TEXTS, 270)
+    save_checkpoint(tmp_path / "m", random_model(len(pieces)).eval(), pieces, source_language="en",
+                    target_language=language)
+    monkeypatch.setattr("annotated.translation.search.translate", None)
+    assert "pip install 'sacrebleu[" in refused(
+        "score", [tmp_path / "m", own, "test", tmp_path / "results"], capsys)
+
+
+def test_a_language_that_spacy_lacks_is_told_from_a_missing_package():
+    with pytest.raises(ValueError, match="spaCy knows no language 'xq'"):
+        split_words("a", "xq")
+    if not find_spec("sudachipy"):
+        with pytest.raises(ValueError, match=r"spaCy cannot split 'ja' \(.*(?i:sudachi)"):
+            split_words("犬", "ja")
+    assert split_words("O cão dorme.", "pt-BR") == ["O", "cão", "dorme", "."]
+
+
+@pytest.mark.parametrize("text", ["Ça va ?", "Quelle joie !", "Il dit : non.", "Oui ; non.",
+                                  "L'ami, (le vrai) dort."])
+def test_french_marks_keep_their_space(text):
+    assert join_words(split_words(text, "fr"), "fr") == text
+    assert " ?" not in join_words(split_words("How are you?", "en"), "en")
+
+
+# --- scoring
+
+def test_what_is_wrong_with_references_is_said_before_decoding(own, model, tmp_path, monkeypatch,
+                                                               capsys):
+    def never(*_, **__):
+        raise AssertionError("decoded")
+
+    monkeypatch.setattr("annotated.translation.search.translate", never)
+    plain = write_corpus(tmp_path / "plain")
+    score = [model, own, "test", tmp_path / "results", "--references", plain]
+    (plain / "test.de").write_bytes(b"ein\rHund\n" + b"eine Katze\n" * 3)
+    assert "references[0] contains a line break" in refused("score", score, capsys)
+    for language in ("en", "de"):
+        (plain / f"test.{language}").write_text("a cat\n", encoding="utf-8")
+    assert "4 hypotheses but 1 references" in refused("score", score, capsys)
+
+
+def test_scores_of_another_model_are_not_written_over(own, model, tmp_path, capsys):
+    results = tmp_path / "results"
+    run("score", model, own, "test", results)
+    first = read_json(results / "test.json")
+    run("score", model, own, "test", results, "--beam", "2")  # the same model may be scored anew
+    assert read_json(results / "test.json")["decoding"] != first["decoding"]
+    other = random_model(len(WORDS), seed=3).eval()
+    save_checkpoint(tmp_path / "other", other, WORDS, source_language="en", target_language="de")
+    before = (results / "test.txt").read_bytes()
+    for content in (None, "{", json.dumps({"entries": {}, "log": [1]})):
+        if content is not None:
+            (results / "test.json").write_text(content, encoding="utf-8")
+        assert "holds the scores of another model: move it away" in refused(
+            "score", [tmp_path / "other", own, "test", results], capsys)
+    assert (results / "test.txt").read_bytes() == before
+
+
+def test_a_model_of_lower_case_has_no_cased_figures(own, tmp_path):
+    run("train", own, "--out", tmp_path / "m", *SMALL, "--normalize", "lowercase")
+    run("score", tmp_path / "m", own, "test", tmp_path / "results")
+    assert set(read_json(tmp_path / "results" / "test.json")["entries"]) == {
+        "sacrebleu_lowercase", "tokenised_lowercase", "multi30k", "perplexity"}
+
+
+# --- translating
+
+def test_a_line_beyond_the_learned_positions_is_named_before_decoding(model, tmp_path, capsys):
+    lines = ["a cat .", "", "the dog " * 30 + ".", "a dog ."]
+    (tmp_path / "in.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    given = ["--model", model, "--input", tmp_path / "in.txt"]
+    assert "sentence 3 has 62 tokens, and the learned positions end at 60" in refused(
+        "translate", given, capsys)
+    saved = load_checkpoint(model)
+    with pytest.raises(ValueError, match="sentence 3 has 62 tokens"):
+        translate(lines, saved.model, WORDS)
+
+
+def test_help_is_whole_where_a_terminal_knows_ascii_alone():
+    done = subprocess.run([sys.executable, "-m", "annotated", "translate", "--help"], cwd=ROOT,
+                          env={"PYTHONIOENCODING": "ascii", "PATH": "/usr/bin:/bin"}, text=True,
+                          capture_output=True)
+    assert done.returncode == 0 and "--precision" in done.stdout and "--device" in done.stdout
+
+
+def test_a_folder_without_a_name_is_called_by_its_own(own, monkeypatch):
+    monkeypatch.chdir(own)
+    assert load_corpus(".").name == "own"
+
+
+# --- the library
+
+MASKS = """
+import torch
+from annotated.fast.prepare import prepare
+from annotated.model.attention import scaled_dot_product_attention
+from annotated.model.transformer import Transformer, TransformerConfig
+
+model = prepare(Transformer(TransformerConfig(9, N=1, d_model=8, d_ff=8, h=2)).eval())
+fused, x = model.encoder.layers[0].self_attention.attention, torch.randn(1, 2, 4, 4)
+for kind in (torch.int64, torch.float32, torch.uint8, torch.float16):
+    mask = torch.ones(4, 4).tril().to(kind)
+    for attention in (scaled_dot_product_attention, fused):
+        try:
+            attention(x, x, x, mask)
+        except TypeError as error:
+            print(error)
+"""
+
+
+def test_a_mask_that_is_not_boolean_is_named_plain_and_fused():
+    """In a process without the checks of types that tests have: PyTorch would add the numbers."""
+    told = run_python(MASKS).splitlines()
+    assert told == [f"mask is torch.{kind}: give bools, True where a query may attend"
+                    for kind in ("int64", "float32", "uint8", "float16") for _ in range(2)]
