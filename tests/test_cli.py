@@ -489,7 +489,7 @@ def test_command_trains_scores_and_writes(tmp_path, capsys):
     capsys.readouterr()
     with pytest.raises(SystemExit) as stop:
         main(["parse", "toy", "--out", str(model)])
-    assert stop.value.code == 2 and "holds no parser of the treebank toy" in capsys.readouterr().err
+    assert stop.value.code == 2 and "holds no parser of this treebank toy" in capsys.readouterr().err
 
 
 PIECES = SubwordTokenizer.fit(PAIRS, vocab_size=270)
@@ -536,11 +536,11 @@ def test_export_fails_where_the_export_differs(checkpoint, capsys, monkeypatch):
 
 @pytest.mark.parametrize("name, value", [
     (None, None), ("largest difference of a logit", 2e-4), ("weights come back to the bit", False), ("same greedy output", 2),
-    ("same greedy output of CTranslate2", 2),
+    ("same greedy output of CTranslate2", 2), ("same ids of the source", 2),
 ])
 def test_export_passes_only_if_everything_agrees(checkpoint, capsys, monkeypatch, name, value):
     found = {"largest difference of a logit": 2e-5, "weights come back to the bit": True, "same greedy output": 3,
-             "same greedy output of CTranslate2": 3}
+             "same ids of the source": 3, "same greedy output of CTranslate2": 3}
     monkeypatch.setattr(ctranslate2, "check_export", lambda *arguments: {**found, **({name: value} if name else {})})
     monkeypatch.setattr(ctranslate2, "export_to_ctranslate2", lambda *arguments: None)
     arguments = [str(checkpoint / "checkpoint"), "--out", str(checkpoint / "hf"), "--ctranslate2", str(checkpoint / "ct2"),

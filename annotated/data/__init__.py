@@ -1,4 +1,5 @@
-"""Sentences: the toy language, corpora, their downloads, tokenizers, batches, ids on disk.
+"""Sentences: the toy language, corpora, cleaning, tokenizers, batches, ids on disk.
 
-`toy_language`, `corpora`, `normalization`, `tokenizers`, `batches`, `downloads`, `prepared`
+`toy_language`, `downloads`, `corpora`, `cleaning`, `normalization`, `tokenizers`, `batches`,
+`prepared`
 """
