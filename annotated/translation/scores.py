@@ -94,6 +94,13 @@ DEFINITIONS = {
 CASED = ("sacrebleu", "tokenised", "compound_split", "split_plain_quotes", "chrf")
 
 
+class ChrF(sacrebleu.CHRF):
+    """sacreBLEU's chrF; its own takes no mean of resamples of which some have 0 and others not."""
+
+    def _compute_f_score(self, statistics):
+        return float(super()._compute_f_score(statistics))
+
+
 def _forms(hypotheses, references, language):
     """name -> (metric, hypotheses and references in the form it counts on, how they got it).
 
@@ -102,7 +109,7 @@ def _forms(hypotheses, references, language):
     both, split_by = (hypotheses, references), bleu_tokenizer(language)
     own = {"sacrebleu": (sacrebleu.BLEU(tokenize=split_by), both, ""),
            "sacrebleu_lowercase": (sacrebleu.BLEU(lowercase=True, tokenize=split_by), both, "")}
-    chrf = {"chrf": (sacrebleu.CHRF(), both, "")}
+    chrf = {"chrf": (ChrF(), both, "")}
     if base_language(language) in UNSPACED:
         return own | chrf
     tokens = [moses_tokenise(lines, language) for lines in both]
