@@ -16,8 +16,9 @@ class LabelSmoothingLoss(nn.Module):
 
     Padding does not count. `reduction="mean"` divides the sum by the number of real tokens (NaN if
     there is none), "sum" does not. Equal to `F.cross_entropy(label_smoothing=smoothing,
-    ignore_index=pad_id)`, without a dense target. ValueError for a smoothing outside [0, 1) and an
-    unknown reduction.
+    ignore_index=pad_id)`, without a dense target: with smoothing a logit of −∞ makes it infinite,
+    so give the lowest finite number. ValueError for a smoothing outside [0, 1) and an unknown
+    reduction.
     """
 
     def __init__(self, smoothing=0.1, pad_id=0, reduction="mean"):
@@ -37,7 +38,9 @@ class LabelSmoothingLoss(nn.Module):
         precision = torch.promote_types(logits.dtype, torch.float32)
         log_p = logits.log_softmax(dim=-1, dtype=precision)  # (…, vocab_size)
         right = log_p.gather(-1, target.masked_fill(padding, 0).unsqueeze(-1)).squeeze(-1)  # (…)
-        loss = -(1 - self.smoothing) * right - self.smoothing * log_p.mean(dim=-1)
+        loss = -right
+        if self.smoothing:  # 0 · −∞ would be NaN
+            loss = (1 - self.smoothing) * loss - self.smoothing * log_p.mean(dim=-1)
         total = loss.masked_fill(padding, 0.0).sum()
         return total if self.reduction == "sum" else total / (~padding).sum()
 

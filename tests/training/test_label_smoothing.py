@@ -67,3 +67,12 @@ def test_of_hidden_vectors_as_of_their_logits(reduction):
     assert abs(got - expected) < 1e-12
     grads = (torch.autograd.grad(loss, (hidden, weight)) for loss in (got, expected))
     torch.testing.assert_close(*grads, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("lowest, finite", [(-math.inf, False), (torch.finfo().min / 100, True)])
+def test_an_impossible_word_costs_what_it_costs_in_pytorch(lowest, finite):
+    logits, target = torch.randn(2, 5, generator=torch.Generator().manual_seed(0)), torch.tensor([1, 2])
+    logits[0, 3] = lowest
+    loss = LabelSmoothingLoss(0.1)(logits, target)
+    assert torch.equal(loss, F.cross_entropy(logits, target, label_smoothing=0.1))
+    assert loss.isfinite() == finite and LabelSmoothingLoss(0.0)(logits, target).isfinite()
