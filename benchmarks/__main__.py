@@ -165,7 +165,7 @@ def request_of(cell, entrant, tokens):
 
 
 def try_settings(cell, entrant, group, options):
-    """{setting: tokens a second} of the best of a few visits each; empty if the system fails.
+    """{setting: tokens per second} of the best of a few visits each; empty if the system fails.
 
     The best, since a visit that something else disturbed must not decide. A setting that is far behind gets no second visit.
     """
@@ -229,7 +229,7 @@ def run_cell(cell, group, watch, options):
 
 
 def by_hand(cell, entrant, options):
-    """What CTranslate2 reaches in a cell when it is called without any of this: [[workers, threads, tokens a second], …]."""
+    """What CTranslate2 reaches in a cell when it is called without any of this: [[workers, threads, tokens per second], …]."""
     settings = [f"{workers}x{threads}" for workers, threads in work.settings(cell, options.threads)]
     command = [sys.executable, "-m", "benchmarks.by_hand", cell.size, entrant["precision"], "4" if cell.task == "beam" else "1",
                str(cell.batch), *settings]
@@ -331,7 +331,7 @@ def main(arguments=None):
                "machine": machine_facts(options), "busy_anyway": options.busy_anyway,
                "metric": "seconds of wall clock a visit, all visits; tokens are real target tokens (training), written "
                          "tokens of the best hypothesis (decoding); peak: bytes resident; setting: workers and threads of each, the "
-                         "quickest of those tried, each with the tokens a second of a few visits",
+                         "quickest of those tried, each with the tokens per second of a few visits",
                "data": f"random ids; {options.tokens} target tokens a batch; decoding "
                        f" {work.WRITTEN} tokens from {work.SOURCE}", "seed": 0, "rates": [], "cells": []}
     from annotated.results import provenance

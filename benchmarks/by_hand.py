@@ -1,6 +1,6 @@
 """CTranslate2 called directly, as one would by hand: `python -m benchmarks.by_hand SIZE PRECISION BEAM BATCH WORKERSxTHREADS …`.
 
-Prints [[workers, threads, tokens a second], …]. It shares with the benchmarks the model, and nothing of how they measure.
+Prints [[workers, threads, tokens per second], …]. It shares with the benchmarks the model, and nothing of how they measure.
 """
 
 import json

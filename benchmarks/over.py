@@ -82,7 +82,7 @@ def claims_table(runs):
 
 
 def settings_table(runs):
-    """Of each cell of claims of speed the two that stand beside each other, with their settings and tokens a second."""
+    """Of each cell of claims of speed the two that stand beside each other, with their settings and tokens per second."""
     lines = ["| run | cell | ours | threads | tokens/s | quickest peer | threads | tokens/s |", "|---|---|---|---:|---:|---|---:|---:|"]
     for number, run in enumerate(runs, 1):
         for claim in (claim for claim in work.AIMS if claim.what == work.SPEED):

@@ -62,7 +62,7 @@ def speed(row):
 
 
 def times_as_fast(ours, theirs):
-    """How many times as many tokens a second ours does: the ratio of medians, and its range round by round."""
+    """How many times as many tokens per second ours does: the ratio of medians, and its range round by round."""
     work_done = ours["tokens"] / theirs["tokens"]
     each = [b / a * work_done for a, b in zip(ours["seconds"], theirs["seconds"], strict=False)]
     return speed(ours) / speed(theirs), min(each), max(each)
@@ -240,7 +240,7 @@ def draw(results, folder):
             axis.invert_yaxis()
             axis.set_xlim(0, 1.25 * max(map(speed, rows)))
             axis.set_title(cell["name"], fontsize=9, loc="left")
-        axes[-1, 0].set_xlabel("tokens a second (in brackets: of the most that this machine could do)")
+        axes[-1, 0].set_xlabel("tokens per second (in brackets: of the most that this machine could do)")
         paths.append(folder / f"bench_{task}.png")
         figure.savefig(paths[-1], dpi=130)
         plt.close(figure)

@@ -2,7 +2,7 @@
 
     python experiments/lengths.py [OUT.json]
 
-Sinusoidal and learned positions, three seeds each, trained on pairs of up to 9 tokens a side.
+Sinusoidal and learned positions, three seeds each, trained on pairs of up to 9 tokens per side.
 """
 
 import sys
@@ -67,7 +67,7 @@ def main(out="results/lengths.json", longest=9, steps=800, seeds=3):
              "lengths": measure_lengths(positions, seed, longest, steps=steps)}
             for seed in range(seeds) for positions in ("sinusoidal", "learned")]
     write_json(out, {
-        "claim": "C17", "data": f"toy, all pairs of up to {longest} tokens a side in training, "
+        "claim": "C17", "data": f"toy, all pairs of up to {longest} tokens per side in training, "
                                 "longer ones held out",
         "model": asdict(sizes), "training": asdict(replace(training, steps=steps)),
         "longest": longest, "decoding": DECODING,

@@ -2,7 +2,7 @@
 
     python experiments/long_inputs.py [OUT.json]
 
-Each row is a process of its own: one training step on one pair of n tokens a side, or one greedy
+Each row is a process of its own: one training step on one pair of n tokens per side, or one greedy
 translation of n tokens into 32.
 """
 

@@ -72,11 +72,11 @@ def main(out="results/since_the_paper.json", page=PAGE, names=None, seeds=SEEDS,
     corpus, tokenizer, held_out = task(sentences=sentences)
     metric = sacrebleu.BLEU(trg_lang="de")
     metric.corpus_score(["so"], [["so"]])  # it signs when it has scored
-    facts = {"data": f"toy, all pairs of up to {LONGEST} tokens a side in training",
+    facts = {"data": f"toy, all pairs of up to {LONGEST} tokens per side in training",
              "longest": LONGEST, "sentences": sentences,
              "model": asdict(replace(sizes, vocab_size=len(tokenizer))),
              "training": asdict(training), "decoding": "greedy", "metric":
-             f"loss in nats a token without smoothing; sacreBLEU {metric.get_signature()}",
+             f"loss in nats per token without smoothing; sacreBLEU {metric.get_signature()}",
              "machine": describe_machine(), "command": "python experiments/since_the_paper.py",
              **provenance()}
     kept = json.loads(Path(out).read_text(encoding="utf-8")) if Path(out).exists() else {"runs": []}

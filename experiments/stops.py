@@ -29,7 +29,7 @@ EPOCHS = 10  # without a lower loss end a run, and as many checkpoints make the 
 
 
 def losses(folders, pairs):
-    """[{"step", "plain", "smoothed"}] of checkpoints: mean losses on pairs, nats a token."""
+    """[{"step", "plain", "smoothed"}] of checkpoints: mean losses on pairs, nats per token."""
     rows, encoded = [], None
     for folder in folders:
         saved = load_checkpoint(folder)

@@ -156,18 +156,18 @@ def test_json_is_readable_and_whole(tmp_path):
 ])
 def test_lines_end_at_newlines_only(tmp_path, monkeypatch, data, lines):
     (tmp_path / "in.txt").write_bytes(data)
-    assert input_lines(tmp_path / "in.txt") == lines
+    assert list(input_lines(tmp_path / "in.txt")) == lines
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
-    assert input_lines("-") == lines
+    assert list(input_lines("-")) == lines
 
 
 def test_text_that_is_not_utf_8_is_named_with_its_line(tmp_path, monkeypatch):
     (tmp_path / "in.txt").write_bytes(b"gut\nschl\xe4ft\n")
     with pytest.raises(ValueError, match=r"in\.txt, line 2: not UTF-8"):
-        input_lines(tmp_path / "in.txt")
+        list(input_lines(tmp_path / "in.txt"))
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff")))
     with pytest.raises(ValueError, match="standard input, line 1: not UTF-8"):
-        input_lines("-")
+        list(input_lines("-"))
 
 
 # --- what is no plain file
@@ -242,4 +242,4 @@ def test_a_name_that_cannot_be_written_is_refused_before_work_begins(tmp_path):
 def test_a_closed_standard_input_is_named(monkeypatch):
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(ValueError, match="standard input is closed: name a file"):
-        input_lines("-")
+        list(input_lines("-"))

@@ -12,7 +12,7 @@ from helpers import ROOT
 sys.path.insert(0, "tools")
 import gpu_check  # noqa: E402
 
-RUN = {"losses": [10.2, 9.5, 7.0, 5.6, 5.0], "tokens a second": 250_000, "memory": 30e9}
+RUN = {"losses": [10.2, 9.5, 7.0, 5.6, 5.0], "tokens per second": 250_000, "memory": 30e9}
 WELL = {  # what a machine with two good GPUs finds
     "versions": {"PyTorch": "2.13.0", "built for CUDA": "13.0", "refused": None, "bfloat16": True,
                  "GPUs": ["NVIDIA H100"] * 2, "memory": [80e9] * 2},
@@ -33,7 +33,7 @@ WELL = {  # what a machine with two good GPUs finds
     ("steps", "fp32", {"losses": [10.2, 10.2]}, "fp32: the loss does not fall"),
     ("compiled", "bf16 compiled", {"losses": [10.2, 5.3]},
      "bf16 compiled: the loss ends at 5.300, in fp32 at 5.000"),
-    ("steps", "bf16", {"tokens a second": 25_000}, r"bf16: [0-3]\.\d% of the peak of NVIDIA H100"),
+    ("steps", "bf16", {"tokens per second": 25_000}, r"bf16: [0-3]\.\d% of the peak of NVIDIA H100"),
     ("steps", "fp32", {"memory": 79e9}, "fp32: 79 of 80 GB in use"),
     ("resume", None, {"apart, killed and resumed": 1e-2}, r"the weights lie 1\.0e-02 from those of an"),
     ("resume", None, {"apart, killed and resumed": math.nan}, "the weights lie nan"),

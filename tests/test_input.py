@@ -8,13 +8,16 @@ from importlib.util import find_spec
 
 import pytest
 import sacrebleu
+import torch
 from helpers import ROOT, TEXTS, one_thread, random_model, run_python
 from test_cli import SMALL, refused, write_corpus
 
+from annotated import cli
 from annotated.cli import main
 from annotated.data.corpora import load_corpus
 from annotated.data.prepared import prepare_corpus
 from annotated.data.tokenizers import (
+    END,
     UNKNOWN,
     SubwordTokenizer,
     WordTokenizer,
@@ -23,8 +26,9 @@ from annotated.data.tokenizers import (
 )
 from annotated.results import read_json
 from annotated.training.checkpoints import load_checkpoint, run_checkpoints, save_checkpoint
+from annotated.translation import search
 from annotated.translation.scores import bleu_report, bleu_tokenizer
-from annotated.translation.search import translate
+from annotated.translation.search import beam_search, translate
 
 pytestmark = pytest.mark.usefixtures(one_thread.__name__)
 WORDS = WordTokenizer.fit(TEXTS)
@@ -308,3 +312,59 @@ def test_a_mask_that_is_not_boolean_is_named_plain_and_fused():
     told = run_python(MASKS).splitlines()
     assert told == [f"mask is torch.{kind}: give bools, True where a query may attend"
                     for kind in ("int64", "float32", "uint8", "float16") for _ in range(2)]
+
+
+# --- translating as a tool
+
+def test_n_best_is_the_beam_s_with_its_scores(model, tmp_path, capsysbinary):
+    lines = ["the dog sees a cat .", "", "a cat ."]
+    (tmp_path / "in.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    run("translate", "--model", model, "--input", tmp_path / "in.txt", "--beam", "4", "--alpha",
+        "0.8", "--n-best", "3")
+    rows = [json.loads(line) for line in capsysbinary.readouterr().out.decode().splitlines()]
+    assert [row["source"] for row in rows] == lines and rows[1]["hypotheses"] == []
+    saved = load_checkpoint(model)
+    for row in (rows[0], rows[2]):
+        ids = torch.tensor([[*WORDS.encode(row["source"], "en"), END]])
+        (found,) = beam_search(saved.model, ids, 4, 0.8, n_best=3)
+        assert [one["tokens"] for one in row["hypotheses"]] == [WORDS.pieces(i) for i, _ in found]
+        assert [one["text"] for one in row["hypotheses"]] == [WORDS.decode(i) for i, _ in found]
+        # 64 roundings to 24 bits of numbers up to 100
+        assert [one["score"] for one in row["hypotheses"]] == pytest.approx(
+            [score for _, score in found], abs=4e-4)
+
+
+def test_n_best_refuses_what_it_cannot_give(model, tmp_path, capsys):
+    (tmp_path / "in.txt").write_text("a cat .\n", encoding="utf-8")
+    given = ["--model", model, "--input", tmp_path / "in.txt", "--n-best", "3"]
+    assert "n_best=3 is invalid: give at least 1 and at most beam=2" in refused(
+        "translate", [*given, "--beam", "2"], capsys)
+    assert "--n-best needs --engine torch" in refused(
+        "translate", [*given, "--beam", "4", "--engine", "c"], capsys)
+    assert "--n-best 0: give a number above 0" in refused(
+        "translate", [*given[:-1], "0"], capsys)
+
+
+def test_lines_are_written_block_by_block_in_their_order(model, tmp_path, monkeypatch, capsysbinary):
+    lines = [f"{'a cat sees the dog . ' * (n % 3)}" for n in range(25)]
+    (tmp_path / "in.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    run("translate", "--model", model, "--input", tmp_path / "in.txt")
+    whole, blocks = capsysbinary.readouterr().out, []
+    monkeypatch.setattr(cli, "BLOCK", 4)
+    translate_all = search.translate
+    monkeypatch.setattr(search, "translate",
+                        lambda some, *a, **k: blocks.append(len(some)) or translate_all(some, *a, **k))
+    run("translate", "--model", model, "--input", tmp_path / "in.txt")
+    assert capsysbinary.readouterr().out == whole and whole.count(b"\n") == 25
+    assert blocks == [4] * 6 + [1]
+    run("translate", "--model", model, "--input", tmp_path / "in.txt", "--output", tmp_path / "out")
+    assert (tmp_path / "out").read_bytes() == whole
+
+
+def test_bad_bytes_in_a_file_are_named_before_anything_is_decoded(model, tmp_path, monkeypatch,
+                                                                  capsys):
+    (tmp_path / "in.txt").write_bytes(b"a cat .\n" * 9 + b"\xff\n")
+    monkeypatch.setattr(cli, "BLOCK", 2)
+    monkeypatch.setattr(search, "translate", None)
+    assert "in.txt, line 10: not UTF-8" in refused(
+        "translate", ["--model", model, "--input", tmp_path / "in.txt"], capsys)

@@ -63,7 +63,7 @@ def updates(device, folder=None, dropout=0.0, **changes):
     if cuda:
         torch.cuda.reset_peak_memory_stats(device)
     return {"losses": [row["valid_loss"] for _, row in rows], "memory": memory,
-            "tokens a second": round((end["tokens"] - start["tokens"]) / max(last - first, 1e-9))}
+            "tokens per second": round((end["tokens"] - start["tokens"]) / max(last - first, 1e-9))}
 
 
 # What is measured, each part in its process
@@ -174,7 +174,7 @@ def faults(part, facts, device, seen):
                 yield f"{kind}: the loss does not fall, it goes from {losses[0]:.3f} to {losses[-1]:.3f}"
             elif expected and abs(losses[-1] - expected["losses"][-1]) > 0.03 * expected["losses"][-1]:
                 yield f"{kind}: the loss ends at {losses[-1]:.3f}, in fp32 at {expected['losses'][-1]:.3f}"
-            share = share_of_peak(gpus[0], one["tokens a second"]) if gpus and "bf16" in kind else None
+            share = share_of_peak(gpus[0], one["tokens per second"]) if gpus and "bf16" in kind else None
             if share is not None and share < USUAL / 3:
                 yield f"{kind}: {share:.1%} of the peak of {gpus[0]}; plain code reaches {USUAL:.0%}: is another process on it?"
             if memory and one["memory"] > 0.9 * memory[0]:

@@ -1,4 +1,4 @@
-"""Pictures: colours and style, attention, curves, files.
+"""Charts: colours and style, attention, curves, saving.
 
 `theme`, `attention`, `explorer`, `curves`, `diagram`, `export`. All their public names can be had
 from here.

@@ -1,4 +1,4 @@
-"""The same numbers, faster: prepared parts, the loss in chunks, engines that one asks for.
+"""The same computations, faster: fused parts, the loss in chunks, decoding engines.
 
 `prepare`, `chunked_loss`, `c_engine`, `engines`
 """

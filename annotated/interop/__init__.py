@@ -1,4 +1,4 @@
-"""Out into other libraries: Hugging Face and CTranslate2.
+"""Export to Hugging Face and CTranslate2, and import from Hugging Face.
 
 `hugging_face`, `ctranslate2`
 """

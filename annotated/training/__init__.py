@@ -1,4 +1,4 @@
-"""Learning: loss, schedule, the loop and what goes around it, checkpoints, several processes.
+"""Training: loss, schedule, the loop and its callbacks, checkpoints, several processes.
 
 `schedule`, `label_smoothing`, `builders`, `checkpoints`, `loop`, `loader`, `run_state`,
 `callbacks`, `distributed`

@@ -1,4 +1,4 @@
-"""Translating: kept keys and values, search, scores, alignments.
+"""Translation: the key-value cache, search, scores, alignments.
 
 `search`, `scores`, `alignment`
 """
