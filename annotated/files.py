@@ -172,7 +172,7 @@ def stream_lines(path, member=None, errors="strict"):
     """The lines of a UTF-8 text file, which may be packed or a member of an archive, one at a time.
 
     Lines end in `\\n` or `\\r\\n` and nowhere else; a byte order mark at the very start is dropped.
-    Of an SGML file (`.sgm`) only what stands between <seg> and </seg> counts. An empty file, or
+    Of an SGML file (`.sgm`) only the text between <seg> and </seg> counts. An empty file, or
     bytes that are not UTF-8 (unless `errors` is "replace"), is a ValueError that names the file
     (and the line).
     """
@@ -199,26 +199,24 @@ def stream_lines(path, member=None, errors="strict"):
 
 # %% ../notebooks/80_files.ipynb #eb0be40c
 def input_lines(path):
-    """The lines of a UTF-8 file, or of standard input for "-", split at newlines and nowhere else.
+    """The lines of a UTF-8 file, or of standard input for "-", one at a time, cut at newlines only.
 
     The carriage return before a newline and a byte order mark at the very start are dropped.
     ValueError naming file and line for text that is not UTF-8.
     """
     if str(path) == "-" and sys.stdin is None:
         raise ValueError("standard input is closed: name a file with --input")
-    data = sys.stdin.buffer.read() if str(path) == "-" else Path(path).read_bytes()
-    lines = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    if not lines[-1]:
-        lines.pop()  # the last line ends in a newline too
-    sentences = []
-    for number, line in enumerate(lines, 1):
-        try:
-            sentences.append(line.removesuffix(b"\r").decode("utf-8"))
-        except UnicodeDecodeError as error:
-            name = "standard input" if str(path) == "-" else path
-            hint = "convert it, with iconv for example"
-            raise ValueError(f"{name}, line {number}: not UTF-8 ({error.reason}); {hint}") from None
-    return sentences
+    name = "standard input" if str(path) == "-" else path
+    with contextlib.nullcontext(sys.stdin.buffer) if str(path) == "-" else open(path, "rb") as file:
+        for number, line in enumerate(file, start=1):
+            line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+            try:
+                text = line.decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{name}, line {number}: not UTF-8 ({error.reason}); convert it, "
+                                 "with iconv for example") from None
+            if text:  # not so if there is nothing but a byte order mark
+                yield text.removesuffix("\n").removesuffix("\r")
 
 # %% ../notebooks/80_files.ipynb #a2fc0f2a
 CHECKOUT = Path(annotated.__file__).resolve().parent.parent  # holds annotated/, tools/ and the rest

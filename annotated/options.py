@@ -15,7 +15,7 @@ import tyro
 from tyro.conf import OmitArgPrefixes, Positional, Suppress
 
 # %% ../notebooks/79_options.ipynb #op000006
-_POSITIVE = "average attention_gain limit sentences beam_sentences seeds steps".split()
+_POSITIVE = "average attention_gain limit n_best sentences beam_sentences seeds steps".split()
 
 
 def read_options(form, command, arguments):
@@ -75,20 +75,20 @@ class Train:
     preset: Literal["base", "big", "small", "toy"] | None = None
     source: str | None = None  # language of the input; English, or the corpus's first
     target: str | None = None  # language of the output; German, or the corpus's second
-    # words, bpe, wordpiece, or a kind that a plugin adds; words for toy, bpe for others; a prepared
-    # folder has its own
+    # words, bpe, wordpiece, or a kind that a plugin adds; words for toy, bpe for other corpora; a
+    # prepared folder has its own
     tokenizer: str | None = None
-    # what is done to a text before it is cut: kept with the tokenizer, and undone on the way out
+    # normalization of the text; saved with the tokenizer, and undone in the output
     normalize: tuple[Literal["lowercase", "punctuation", "moses"], ...] = ()
-    builder: str = "transformer"  # what builds the model: a name in BUILDERS, which plugins add to
-    device: str = "auto"  # cpu, cuda, cuda:1, mps …; auto: the first there is of cuda, mps, cpu
+    builder: str = "transformer"  # function that builds the model: a name in BUILDERS
+    device: str = "auto"  # cpu, cuda, cuda:1, mps …; auto: the first available of cuda, mps, cpu
     timeout: float = 600.0  # seconds that processes wait for each other
-    # folder for log.jsonl and for checkpoints to go on from, one every --save-every updates
+    # folder for log.jsonl and for checkpoints to resume from, one every --save-every updates
     checkpoints: Path | None = None
-    resume: bool = False  # go on from the newest whole checkpoint in --checkpoints, if there is any
-    average: int | None = None  # save the mean of the last so many checkpoints in --checkpoints
+    resume: bool = False  # from the newest complete checkpoint in --checkpoints, if there is one
+    average: int | None = None  # save the mean of the last N checkpoints in --checkpoints
     tensorboard: Path | None = None  # folder for curves; needs the package tensorboard
-    # of a new run: its first W_Q, W_K and W_V are multiplied by this; 0.7071 gives torch.nn's
+    # scale of the initial Q, K and V projections of a new run; 0.7071 matches torch.nn's
     attention_gain: float = 1.0
 
 # %% ../notebooks/79_options.ipynb #op00010b
@@ -102,18 +102,19 @@ def train_options(arguments):
 # %% ../notebooks/79_options.ipynb #op000011
 @dataclass
 class Translate:
-    """Translate a text, one line out for each line in."""
+    """Translate a text line by line: one line of output for each line of input."""
 
     # folder that `annotated train` saved; the book's own model if not given
     model: Path | None = None
-    input: str = "-"  # UTF-8 text, a sentence a line; - is standard input
+    input: str = "-"  # UTF-8 text, one sentence per line; - is standard input
     output: str = "-"  # file for the translations; - is standard output
-    beam: int = 1  # hypotheses followed at once; 1 is greedy, the paper has 4
+    beam: int = 1  # beam size; 1 is greedy decoding, the paper uses 4
     alpha: float = 0.6  # length penalty of the beam
-    # what computes: PyTorch, the step in C (compiled at the first use), or CTranslate2 (production)
-    engine: Literal["torch", "c", "ctranslate2"] = "torch"
-    precision: Literal["fp32", "bf16", "int8"] = "fp32"  # of the matrix products; int8 not in torch
-    device: str = "auto"  # cpu, cuda, cuda:1, mps …; auto: the first there is of cuda, mps, cpu
+    # write the N best translations of each line as JSON, with scores and tokens (N ≤ beam)
+    n_best: int | None = None
+    engine: Literal["torch", "ctranslate2"] = "torch"  # PyTorch, or CTranslate2 for production
+    precision: Literal["fp32", "bf16", "int8"] = "fp32"  # of matrix products; no int8 with torch
+    device: str = "auto"  # cpu, cuda, cuda:1, mps …; auto: the first available of cuda, mps, cpu
 
 # %% ../notebooks/79_options.ipynb #op000013
 @dataclass
@@ -128,23 +129,23 @@ class Prepare:
     root: Path | None = None  # folder of the corpora
     source_language: str | None = None  # English, or the corpus's first
     target_language: str | None = None  # German, or the corpus's second
-    share: float = 1.0  # of the pairs that the vocabulary is learnt from
-    max_length: int = 250  # words, and then tokens, of a side at most
-    max_ratio: float = 3.0  # words of the longer to the shorter side at most
-    seed: int = 0  # of the draw of that share
-    # what is done to a text before it is cut: kept with the tokenizer, and undone on the way out
+    share: float = 1.0  # of the pairs from which the vocabulary is learnt
+    max_length: int = 250  # most words, and later most tokens, of a sentence
+    max_ratio: float = 3.0  # largest ratio of the lengths of source and target
+    seed: int = 0  # of the random choice of that share
+    # normalization of the text; saved with the tokenizer, and undone in the output
     normalize: tuple[Literal["lowercase", "punctuation", "moses"], ...] = ()
-    copies: int = 0  # of each pair, cut anew by BPE-dropout; 0: one, with all merges
+    copies: int = 0  # of each pair, segmented anew by BPE-dropout; 0: one, without dropout
 
 # %% ../notebooks/79_options.ipynb #op000014
 @dataclass
 class Clean:
-    """Count the pairs of two files, each other's translation by lines, that cleaning would drop."""
+    """Count the pairs of two parallel files that cleaning would leave out."""
 
     source: Positional[Path]  # text, one sentence a line; .gz and .xz will do
     target: Positional[Path]  # its translation, line by line
-    max_length: int = 250  # words a side at most
-    max_ratio: float = 3.0  # words of the longer to the shorter side at most
+    max_length: int = 250  # most words of a sentence
+    max_ratio: float = 3.0  # largest ratio of the lengths of source and target
     out: Path | None = None  # JSON file to write; without it the result is printed
 
 # %% ../notebooks/79_options.ipynb #op000016
@@ -156,21 +157,21 @@ class Scoring:
     corpus: Positional[str]  # name or folder
     split: Positional[Literal["valid", "test", "novel"]]
     results: Positional[Path]  # folder to write into
-    beam: int = 1  # hypotheses followed at once; 1 is greedy
+    beam: int = 1  # beam size; 1 is greedy decoding
     alpha: float = 0.6  # length penalty of the beam
-    engine: Literal["torch", "c", "ctranslate2"] = "torch"  # what computes
-    precision: Literal["fp32", "bf16", "int8"] = "fp32"  # of the matrix products; int8 not in torch
-    moses: bool = False  # the corpus holds Moses tokens: join them to plain text before scoring
-    references: str | None = None  # corpus with the plain references, if not the same
-    data: str | None = None  # what the split is, in words; corpus and split if not given
-    command: str | None = None  # what a reader types to get all this, if it is more than this line
+    engine: Literal["torch", "ctranslate2"] = "torch"  # as for translate
+    precision: Literal["fp32", "bf16", "int8"] = "fp32"  # of matrix products; no int8 with torch
+    moses: bool = False  # the corpus is in Moses tokens: detokenize before scoring
+    references: str | None = None  # corpus with the plain references, if another
+    data: str | None = None  # description of the split; by default corpus and split
+    command: str | None = None  # command to record, if it is more than this line
 
 # %% ../notebooks/79_options.ipynb #op000017
 @dataclass
 class Export:
-    """Make folders for Hugging Face and CTranslate2 of a checkpoint, or the other way."""
+    """Convert a checkpoint to Hugging Face and CTranslate2, or back from Hugging Face."""
 
-    out: Path  # the new folder for Hugging Face; with --back the new checkpoint
+    out: Path  # new folder for Hugging Face; with --back, for the checkpoint
     # folder that `annotated train` saved; the book's own model if not given
     model: Positional[Path | None] = None
     ctranslate2: Path | None = None  # also make this new folder for CTranslate2
@@ -179,10 +180,10 @@ class Export:
     # for the model card: what it was trained on; the corpus named in the checkpoint if not given
     data: str | None = None
     scores: Path | None = None  # for the model card: the JSON report of its scores
-    check: Path | None = None  # compare on the sentences of this file, one a line
-    limit: int = 1000  # on so many of them
+    check: Path | None = None  # compare outputs on the sentences of this file, one per line
+    limit: int = 1000  # most sentences to compare
     report: Path | None = None  # write what was compared as JSON
-    # the other way: make --out a checkpoint from this folder for Hugging Face
+    # the reverse: convert this Hugging Face folder to a checkpoint in --out
     back: Path | None = None
 
 # %% ../notebooks/79_options.ipynb #op000019
@@ -193,28 +194,28 @@ class Parse:
     # toy, gum, craft, or a folder with train.trees, dev.trees and test.trees
     treebank: Positional[str]
     out: Path  # folder for the model; its checkpoints lie beside it
-    results: Path | None = None  # JSON file for the scores, which are printed in any case
-    trees: Path | None = None  # file for the parsed sentences, in brackets, one a line
+    results: Path | None = None  # JSON file for the scores, which are printed as well
+    trees: Path | None = None  # file for the parsed sentences, in brackets, one per line
     # sizes and schedule to start from: the treebank's own, gum for a folder
     preset: Literal["toy", "gum", "craft"] | None = None
-    # copies of the training set; in all but the first rare words are hidden at random
+    # copies of the training set; in all except the first, rare words are hidden at random
     copies: int | None = None
     min_frequency: int | None = None  # words rarer than this in the training set become signatures
-    # what stands for a word in the output: itself, its number, one symbol
+    # what represents a word in the output: itself, its number, one symbol
     leaves: Literal["words", "numbers", "XX"] | None = None
     parts: bool | None = None  # train on the phrases inside the training trees too
-    # a: in the copies a word that occurs n times in the training set is hidden with chance a/(a+n)
+    # a: in the copies, a word that occurs n times in training is hidden with probability a/(a+n)
     word_dropout: float | None = None
-    # the model is the mean of the last so many checkpoints; with --patience of those up to the
-    # lowest validation loss
+    # number of last checkpoints to average; with --patience, the last up to the lowest
+    # validation loss
     average: int = 5
-    beam: int = 21  # hypotheses followed at once, as in the paper
+    beam: int = 21  # beam size, as in the paper
     alpha: float = 0.3  # length penalty, the paper's
-    extra: int = 300  # symbols allowed beyond the length of the input, the paper's
+    extra: int = 300  # most symbols beyond the length of the input, the paper's
     split: Literal["valid", "test"] = "test"  # to score; valid is for choosing among recipes
-    sentences: int | None = None  # score the first so many sentences only
-    beam_sentences: int | None = None  # search with the beam for the first so many of them only
-    device: str = "auto"  # cpu, cuda, cuda:1, mps …; auto: the first there is of cuda, mps, cpu
+    sentences: int | None = None  # score only the first N sentences
+    beam_sentences: int | None = None  # use the beam only for the first N of them
+    device: str = "auto"  # cpu, cuda, cuda:1, mps …; auto: the first available of cuda, mps, cpu
 
 # %% ../notebooks/79_options.ipynb #op000020
 @dataclass
@@ -222,13 +223,13 @@ class Vary:
     """Train rows of Table 3 on a corpus; start it several times to use several processors."""
 
     corpus: Positional[str]  # multi30k, toy, or another name or folder
-    out: Path  # file of results, a line a run; runs that are there are not run again
-    work: Path = Path("_build/variations")  # folder for checkpoints and messages
+    out: Path  # file of results, one line per run; finished runs are not repeated
+    work: Path = Path("_build/variations")  # folder for checkpoints and logs
     # sizes and updates; the corpus's own, or multi30k's; toy-long trains until base has learned,
     # multi30k-long until base translates, toy-few as long as toy-long on 2,000 pairs
     scale: Literal["multi30k", "multi30k-long", "toy", "toy-long", "toy-few"] | None = None
-    rows: list[str] | None = None  # names of rows; all if not given
+    rows: list[str] | None = None  # names of rows; by default all
     seeds: int = 3  # runs of each row
-    device: str = "auto"  # cpu, cuda, cuda:1, mps; auto: the first there is of cuda, mps, cpu
-    steps: int | None = None  # updates of every row, in place of the scale's
-    sentences: int | None = None  # of the validation split, in place of the scale's
+    device: str = "auto"  # cpu, cuda, cuda:1, mps; auto: the first available of cuda, mps, cpu
+    steps: int | None = None  # updates of every row, instead of the scale's
+    sentences: int | None = None  # of the validation split, instead of the scale's

@@ -152,11 +152,9 @@ def extent(runs):
 
 
 def of_code(runs):
-    """Which code was measured; a warning where no run had the step in C as an engine of its own."""
+    """Which code was measured."""
     revisions = ", ".join(dict.fromkeys(f"`{run['revision'][:7]}`" for run in runs))
-    systems = {row["system"] for run in runs for cell in run["cells"] for row in cell["entrants"]}
-    earlier = "" if "annotated, C" in systems else "; that code had C in training and by default in writing, today's has not been measured"
-    return f"at {revisions}{earlier}"
+    return f"at {revisions}"
 
 
 def row_of_readme(runs):

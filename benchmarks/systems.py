@@ -136,26 +136,6 @@ class Annotated(System):
         return [found[0][0] for found in beam_search(self.model, source, beam, extra=extra, steps=self.steps)]
 
 
-class AnnotatedInC(Annotated):
-    """The same with the decoder's step in C; the encoder is PyTorch's."""
-
-    precisions = ("fp32", "bf16", "int8")
-
-    def make_steps(self, precision):
-        from annotated.fast.prepare import prepare
-
-        prepare(self.model)
-        self.precision = precision
-        self.arrange(1, torch.get_num_threads())
-
-    def arrange(self, workers, threads):
-        """The number of threads is laid down with the weights."""
-        from annotated.fast.c_engine import c_steps
-
-        super().arrange(workers, threads)
-        self.steps = c_steps(self.model, self.precision, threads)
-
-
 class TorchModel(nn.Module):
     """`torch.nn.Transformer` with the usual embeddings, positions and generator."""
 
@@ -335,7 +315,7 @@ class CTranslate2(System):
         return [result.hypotheses[0] for result in found]
 
 
-SYSTEMS = {"annotated": Annotated, "annotated, C": AnnotatedInC, "torch": Torch, "marian": Marian,
+SYSTEMS = {"annotated": Annotated, "torch": Torch, "marian": Marian,
            "x-transformers": XTransformers, "joeynmt": JoeyNMT, "ctranslate2": CTranslate2}
 
 

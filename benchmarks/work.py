@@ -139,7 +139,7 @@ def _training(size, device, compiled):
 
 
 def _decoding(size, task, batch):
-    entrants = _each(["annotated", "marian"], "fp32", "bf16") + _each(["annotated, C", "ctranslate2"], "fp32", "bf16", "int8")
+    entrants = _each(["annotated", "marian"], "fp32", "bf16") + _each(["ctranslate2"], "fp32", "bf16", "int8")
     units = {("base", 1): 4, ("base", 32): 1, ("tiny", 1): 20, ("tiny", 32): 5}[size, batch]  # some tenths of a second
     return Cell(task, size, entrants, batch, units=units, seconds=25 if size == "base" else 10)
 

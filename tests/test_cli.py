@@ -343,7 +343,7 @@ def test_without_a_model_the_book_s_own_translates(model, tmp_path, monkeypatch,
 LINES = ["the dog sees a cat .", "", "a cat .", "the cat sleeps .", "   ", "a a a a a a a a a", "cat"]
 
 
-@pytest.mark.parametrize("engine, precision, beam", [(None, None, 1), ("torch", "bf16", 3), ("c", "int8", 1), ("c", "fp32", 3),
+@pytest.mark.parametrize("engine, precision, beam", [(None, None, 1), ("torch", "bf16", 3),
                                                      ("ctranslate2", "fp32", 1)])
 def test_the_command_line_translates_with_the_engine_that_is_named(folder, engine, precision, beam, tmp_path, monkeypatch, capsysbinary):
     monkeypatch.setenv("ANNOTATED_DATA", str(tmp_path))  # where what CTranslate2 reads is kept

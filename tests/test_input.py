@@ -340,7 +340,7 @@ def test_n_best_refuses_what_it_cannot_give(model, tmp_path, capsys):
     assert "n_best=3 is invalid: give at least 1 and at most beam=2" in refused(
         "translate", [*given, "--beam", "2"], capsys)
     assert "--n-best needs --engine torch" in refused(
-        "translate", [*given, "--beam", "4", "--engine", "c"], capsys)
+        "translate", [*given, "--beam", "4", "--engine", "ctranslate2"], capsys)
     assert "--n-best 0: give a number above 0" in refused(
         "translate", [*given[:-1], "0"], capsys)
 

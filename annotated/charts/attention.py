@@ -209,7 +209,7 @@ def attention_lines(weights, keys, queries, query=None, title=None, ax=None, key
 
 # %% ../../notebooks/93_charts_attention.ipynb #2635b97b
 def attention_overview(weights, keys=None, queries=None, title=None):
-    """Draw every head of every layer as a thumbnail: one row a layer, one column a head.
+    """Draw every head of every layer as a thumbnail: one row per layer, one column per head.
 
     weights: {layer name: (heads, queries, keys)}, a list of layers, or (layers, heads, queries,
     keys). Returns the figure. Raises ValueError for other shapes, and for tokens that do not fit.

@@ -168,7 +168,7 @@ def _replay_panels(likeliest, beams):
 def decode_stepper(output, likeliest, source, cross, beams=None, title=None, start=1):
     """Return an Altair chart that replays a translation (section 6.1) under a slider for the step.
 
-    output: the tokens written, one a step, the end token too. likeliest: for each step the best
+    output: the tokens written, one per step, the end token too. likeliest: for each step the best
     next tokens, as {token: probability} or pairs. cross: cross-attention over the `source` tokens,
     (heads, steps, source) or layers of it as in attention_explorer. beams: for each step the
     hypotheses as pairs (text, score). start: the step shown first. Raises ValueError where these

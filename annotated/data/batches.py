@@ -64,15 +64,15 @@ class Batch:
         return Batch(*(side.to(device, non_blocking=at_once) for side in vars(self).values()))
 
     def pin_memory(self):
-        """The same batch in memory that a GPU copies from while the program goes on."""
+        """The same batch in page-locked memory, from which a GPU copies asynchronously."""
         return Batch(*(side.pin_memory() for side in vars(self).values()))
 
 # %% ../../notebooks/13_batches.ipynb #0a305445
 def token_batches(lengths, max_tokens, order="bucketed", seed=0):
-    """Cut sentence pairs into batches of at most `max_tokens` padded tokens a side (section 5.1).
+    """Cut sentence pairs into batches of at most `max_tokens` padded tokens per side (section 5.1).
 
     lengths (pairs, 2): tokens of each source and target, special tokens counted. Returns a list of
-    arrays of indices; every index stands in exactly one. order: "bucketed" (neighbours in length
+    arrays of indices; every index is in exactly one. order: "bucketed" (neighbours in length
     together, batches in random order), "sorted" (the same batches, short ones first) or "random".
     The result depends on the arguments alone; `seed` is a number or a tuple. Raises ValueError for
     no pairs, another shape, an unknown order, a pair longer than the budget.

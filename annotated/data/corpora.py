@@ -88,7 +88,7 @@ _TITLES = {"source", "target", "src", "tgt", "trg", "id", "text", "sentence", "t
 
 
 def _table_rows(path):
-    """The cells of a tab-separated file, a list a line; those that a spreadsheet quoted, plain."""
+    """The cells of a tab-separated file, a list per line, without the quotes of a spreadsheet."""
     rows = [line.split("\t") for line in stream_lines(path)]
     if any('""' in cell[1:-1] and _QUOTED.fullmatch(cell) for row in rows for cell in row):
         rows = [[cell[1:-1].replace('""', '"') if _QUOTED.fullmatch(cell) else cell

@@ -123,7 +123,7 @@ def fetch_known(address, path, digests):
 # %% ../../notebooks/82_downloads.ipynb #b3cf74c2
 @dataclass(frozen=True)
 class KnownCorpus:
-    """How a corpus with a name is laid out, and where its publisher serves it.
+    """How a named corpus is laid out, and where its publisher serves it.
 
     `files` maps a split to the stem of its files. With `columns` a split is one table `stem.tsv`
     with a column per language; without, it is one file per language, `stem.LANGUAGE`. `address` is

@@ -104,7 +104,7 @@ def write_encoded(pairs, tokenizer, folder, source_language="en", target_languag
                   max_length=None, chunk=10_000, report=None):
     """Encode (source, target) texts, chunk by chunk, into a new folder; returns its `EncodedPairs`.
 
-    pairs: any iterable, read once. max_length: tokens a side at most, the end token counted; longer
+    pairs: any iterable, read once. max_length: most tokens of a side, the end token counted; longer
     pairs are left out. report: gets pairs read and bytes written after each chunk. ValueError where
     no pair is left, FileExistsError for a folder that exists; then nothing is written.
     """

@@ -428,7 +428,7 @@ class Clause:
     finite: list  # German: the verb that agrees with the subject
     middle: list
     right: list  # what waits at the end: prefix, participle or infinitive
-    joined: list  # finite verb and right end as they stand in a subordinate clause
+    joined: list  # finite verb and right end as they are in a subordinate clause
     object: Phrase | None = None
 
     def verb_phrase(self) -> list:
@@ -569,7 +569,7 @@ STATIVE = ("have", "like", "live", "know", "think")
 
 # %% ../../notebooks/10_toy_language.ipynb #fe4ff73b
 def active_verbs() -> list[Verb]:
-    """The verbs of the lexicon but for "be" and those that need a clause with "that"."""
+    """The verbs of the lexicon except for "be" and those that need a clause with "that"."""
     return [verb for verb in lexicon().verbs.values()
             if verb.name != "be" and verb.frame != (("that",),)]
 

@@ -1,4 +1,4 @@
 """The same computations, faster: fused parts, the loss in chunks, decoding engines.
 
-`prepare`, `chunked_loss`, `c_engine`, `engines`
+`prepare`, `chunked_loss`, `engines`
 """

@@ -55,11 +55,11 @@ class _ChunkedSum(torch.autograd.Function):
                 logits = x @ matrix.T  # (chunk, vocab_size)
                 total += _loss_to_gradient(logits, right, smoothing, rows, total.dtype, pad_id)
                 slope.copy_(logits @ matrix)
-                if dtype == weight.dtype:
-                    outer = logits.T @ x if outer is None else outer.addmm_(logits.T, x)
-                else:  # it is quicker to turn the small factor round
-                    new = (x.T.contiguous() @ logits).T.to(weight.dtype)  # (vocab_size, d_model)
-                    outer = new.contiguous() if outer is None else outer.add_(new)
+                if outer is not None and dtype == weight.dtype:
+                    outer.addmm_(logits.T, x)
+                else:
+                    new = logits.T @ x  # (vocab_size, d_model)
+                    outer = new.to(weight.dtype) if outer is None else outer.add_(new)
         ctx.grads = slopes, outer
         return total
 

@@ -23,6 +23,6 @@ class PositionwiseFeedForward(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
-        """Widen, keep what is positive, narrow."""
+        """The two linear maps with a ReLU between them."""
         hidden = self.W_1(x).relu()  # (..., d_ff)
         return self.W_2(self.dropout(hidden))

@@ -19,7 +19,7 @@ _Heads = Float[Tensor, "batch h queries d_v"]
 
 
 class MultiHeadAttention(nn.Module):
-    """Concat(head_1 … head_h) W_O: h attentions, each in projections of its own (section 3.2.2).
+    """Concat(head_1 … head_h) W_O: h attentions, each with its own projections (section 3.2.2).
 
     d_k, d_v: width of one head's queries and keys, and of its values; d_model / h unless given.
     dropout: share of attention weights zeroed while training.
@@ -48,31 +48,31 @@ class MultiHeadAttention(nn.Module):
         return self.queries(query), *self.keys_and_values(key, value)
 
     def queries(self, query: _QueryIn) -> Queries:
-        """Project the queries and split them into heads: Q."""
+        """The projected queries of all heads: Q."""
         return self.split(self.W_Q(query))
 
     def keys_and_values(self, key: _KeyIn, value: _KeyIn) -> tuple[Keys, Values]:
-        """Project keys and values and split them into heads: K and V."""
+        """The projected keys and values of all heads: K and V."""
         return self.split(self.W_K(key)), self.split(self.W_V(value))
 
     def split(self, x: Float[Tensor, "batch n h_d"]) -> Float[Tensor, "batch h n d"]:
-        """Cut the last axis into heads, then swap."""
+        """(batch, n, h · d) as (batch, h, n, d)."""
         return x.unflatten(-1, (self.h, -1)).transpose(1, 2)
 
     def attend(self, Q: Queries, K: Keys, V: Values, mask: Mask = None) -> _Heads:
-        """Attend in every head; returns what each of them found."""
+        """The attention output of every head."""
         if mask is not None and mask.dim() == 3:
             raise ValueError(f"mask has shape {tuple(mask.shape)}: give mask.unsqueeze(1) for one "
-                             "matrix a sentence, mask.unsqueeze(0) for one a head")
+                             "matrix a sentence, mask.unsqueeze(0) for one per head")
         return self.attention(Q, K, V, mask)[0]
 
     def output(self, heads: _Heads) -> _QueryIn:
-        """The heads side by side, mixed by W_O."""
+        """The heads concatenated and projected by W_O."""
         return self.W_O(heads.transpose(1, 2).flatten(-2))
 
 # %% ../../notebooks/02_multi_head.ipynb #beb59870
 class _Recorder(nn.Module):
-    """Stands in for the part of one layer, and puts what it finds into the dict `weights`."""
+    """Replaces the attention of one layer, and stores its weights in the dict `weights`."""
 
     def __init__(self, part, path, weights):
         super().__init__()

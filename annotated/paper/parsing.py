@@ -227,7 +227,7 @@ class ParsingVocabulary:
     def encode_tree(self, tree, words=None):
         """The ids of the symbols of a tree; a label that training never saw is UNKNOWN.
 
-        words: the ids that stand for its words in the input (else those of `encode_words`).
+        words: the ids of its words in the input (else those of `encode_words`).
         """
         words = self.encode_words(tree.words) if words is None else words
         leaves = iter(words[::2] if self.numbers else words)
@@ -235,7 +235,7 @@ class ParsingVocabulary:
                 for symbol in linearize(tree)]
 
     def symbols_of(self, ids, held=False):
-        """The symbols of ids, with LEAF for what stands for a leaf; any other word is no symbol.
+        """The symbols of ids, with LEAF for what represents a leaf; any other word is no symbol.
 
         held: the ids were written under a `TreeGrammar`, where UNKNOWN is a leaf, too.
         """
@@ -293,7 +293,7 @@ def phrases(tree, start=0):
 
 def brackets(tree, kept, labelled=True):
     """The brackets that count, a `Counter` of (label, start, end); kept: does each word count?"""
-    place = [0, *accumulate(map(int, kept))]  # where a word stands when the others are deleted
+    place = [0, *accumulate(map(int, kept))]  # where a word is when the others are deleted
     found = Counter()
     for label, start, end in phrases(tree):
         if label not in ROOTS and place[start] < place[end]:
@@ -494,7 +494,7 @@ def train_parser(treebank, vocabulary, model_config, training_config, show_progr
                  run_folder=None, device="cpu", build=Transformer, made=(), **how):
     """Train a model on a treebank: (model, log, number of training trees left out as too long).
 
-    run_folder: for checkpoints, as in `train`; the run goes on from the newest there. build: makes
+    run_folder: for checkpoints, as in `train`; the run resumes from the newest there. build: makes
     the model of a configuration; made: arguments of `tree_pairs` by name, for the training trees;
     how: as for `train`.
     """

@@ -223,7 +223,7 @@ def _print_validation(row):
 def run_row(row, seed, corpus, tokenizer, out, work, device="cpu", command="", **how):
     """Train a row, measure it and add its result to the file `out`; returns the result (6.2).
 
-    A finished result is only read. A run that was interrupted goes on from its checkpoint in the
+    A finished result is only read. A run that was interrupted resumes from its checkpoint in the
     folder `work`. ValueError for a result or a checkpoint of other facts; filelock's Timeout for a
     run at which another process is working. how: as for `train_on`.
     """
@@ -271,8 +271,8 @@ def sweep(name, out, work, scale="multi30k", names=None, seeds=3, device="cpu", 
     """Run rows of Table 3 on a corpus, one after the other; returns the results (6.2).
 
     name: of the corpus; names: of the rows (all); seeds: of each row; steps, sentences: as in
-    `read_task`; how: as for `train_on`. Results go to the file `out`, a line each; what is there is
-    not run again, what another process is working at is left to it, and interrupted runs go on from
+    `read_task`; how: as for `train_on`. Results go to the file `out`, a line each; finished runs
+    are not repeated, those of another process are left to it, and interrupted ones resume from
     their checkpoints in `work`. ValueError for an unknown row, and for a result of another run.
     """
     corpus, tokenizer, known = read_task(name, scale, steps, sentences)

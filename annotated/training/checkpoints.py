@@ -69,12 +69,12 @@ def _check_savable(model, tokenizer, facts):
 
 # %% ../../notebooks/16_checkpoints.ipynb #6ade49bc
 def checkpoint_contents(model, tokenizer=None, optimizer=None, progress=None, **info):
-    """{file name: what will stand in it}, in copies that further training leaves as they are.
+    """{file name: its content}, in copies that further training does not change.
 
     Arguments and errors as of `save_checkpoint`.
     """
     if (optimizer is None) != (progress is None):
-        raise TypeError("only one of optimizer and progress: a run goes on with both, "
+        raise TypeError("only one of optimizer and progress: a run resumes with both, "
                         "give the other")
     _check_savable(model, tokenizer, {**info, "progress": progress})
     builder, foreign = builder_of(model), foreign_part(model)
@@ -125,7 +125,7 @@ def save_checkpoint(folder, model, tokenizer=None, *, optimizer=None, progress=N
     go in as well, for `load_progress`. The name of the model's builder is saved too. Raises
     FileExistsError for a folder that exists, TypeError for a model, tokenizer or fact that cannot
     be saved and for only one of `optimizer` and `progress`, ValueError for a tokenizer that has
-    more pieces than the model knows or is not in TOKENIZERS, and, but for a training checkpoint,
+    more pieces than the model knows or is not in TOKENIZERS, and, except for a training checkpoint,
     for a model with a part that its builder would not make.
     """
     write_checkpoint(folder, checkpoint_contents(model, tokenizer, optimizer, progress, **info))
@@ -151,7 +151,7 @@ def _read_json(folder, name):
 def check_folder(folder, training=False):
     """Compare the files of a checkpoint with its manifest; return {file name: SHA-256}.
 
-    training: it must be one to go on from, and what only training reads is compared as well.
+    training: it must be one to resume from; what only training reads is compared as well.
     FileNotFoundError for what is missing, ValueError for what is damaged, LookupError for a whole
     checkpoint that only lacks the optimiser.
     """
@@ -228,7 +228,7 @@ def load_checkpoint(folder, device="cpu", build=None):
 
 # %% ../../notebooks/16_checkpoints.ipynb #bff71e60
 def first_difference(before, now):
-    """(what, name, before, now) of the first of some facts that is another now, or None.
+    """(what, name, before, now) of the first fact that has changed, or None.
 
     A fact is a value, or a dict of named ones.
     """
@@ -251,7 +251,7 @@ def load_progress(folder, model, optimizer, facts):
     difference = first_difference(progress.get("facts", {}), json.loads(json.dumps(facts)))
     if difference is not None:
         what, name, before, now = difference
-        hint = "go on with what it was made with, or give a new run folder"
+        hint = "resume with what it was made with, or give a new run folder"
         raise ValueError(f"checkpoint {folder} was made with another {what} ({name} was "
                          f"{before!r:.40} and is now {now!r:.40}): {hint}")
     model.load_state_dict(_read_weights(folder)[1])
@@ -283,7 +283,7 @@ def _on_schedule(folder):
 
 # %% ../../notebooks/16_checkpoints.ipynb #dd689b34
 def newest_checkpoint(run_folder):
-    """The newest whole checkpoint of a run, or None; what killed writes left is removed.
+    """The newest complete checkpoint of a run, or None; leftovers of killed writes are removed.
 
     A damaged one is reported on standard error and renamed, and the one before it is tried; one
     that lacks the optimiser stays. ValueError if none is left.
@@ -310,7 +310,7 @@ def newest_checkpoint(run_folder):
 
 # %% ../../notebooks/16_checkpoints.ipynb #6a3029fc
 def load_newest(run_folder, model, optimizer, facts):
-    """Restore the newest whole checkpoint of a run on all ranks; its progress, or None.
+    """Restore the newest complete checkpoint of a run on all ranks; returns its progress, or None.
 
     Rank 0 reads. Errors as of `newest_checkpoint` and `load_progress`, on all ranks.
     """
@@ -324,11 +324,11 @@ def load_newest(run_folder, model, optimizer, facts):
     return progress
 
 # %% ../../notebooks/16_checkpoints.ipynb #e5745070
-RESUMABLE = 2  # newest checkpoints that a run can go on from: older ones only serve for averages
+RESUMABLE = 2  # newest checkpoints that a run can resume from; older ones only serve for averages
 
 
 def remove_old_checkpoints(run_folder, keep):
-    """Remove the training checkpoints of a run but for its newest, and the last `keep` on schedule.
+    """Remove the training checkpoints of a run except its newest and the last `keep` on schedule.
     """
     kept = {*run_checkpoints(run_folder, scheduled=True)[-keep:], *run_checkpoints(run_folder)[-1:]}
     for folder in run_checkpoints(run_folder):
@@ -346,7 +346,7 @@ def drop_optimizer(folder):
 
 
 def add_to_run(run_folder, step, contents, keep):
-    """Write a checkpoint into a run folder; remove old ones, and optimisers but for the newest two.
+    """Write a checkpoint into a run folder; remove old ones, and all but two optimisers.
     """
     write_checkpoint(Path(run_folder) / f"step-{step:08d}", contents)
     remove_old_checkpoints(run_folder, keep)

@@ -25,21 +25,21 @@ def ranks():
 
 # %% ../../notebooks/87_distributed.ipynb #188b36df
 def sum_over_ranks(*numbers, device="cpu"):
-    """The sum over all processes of each of some numbers, as a list of floats."""
+    """The sum of each number over all processes (all-reduce), as a list of floats."""
     if ranks()[1] == 1:
         return list(numbers)
     return all_reduce(torch.tensor(numbers, dtype=torch.float64, device=device)).tolist()
 
 # %% ../../notebooks/87_distributed.ipynb #188b0436
 def all_reduce(tensor):
-    """Put the sum over all processes into a tensor, in place; returns it."""
+    """All-reduce a tensor in place by sum; returns it."""
     if ranks()[1] > 1:
         dist.all_reduce(tensor)
     return tensor
 
 # %% ../../notebooks/87_distributed.ipynb #188b7af0
 def all_gather(value):
-    """The values of all processes, in the order of their ranks: known to all of them."""
+    """The values of all processes in the order of their ranks (all-gather)."""
     values = [value] * ranks()[1]
     if len(values) > 1:
         dist.all_gather_object(values, value)
@@ -47,7 +47,7 @@ def all_gather(value):
 
 # %% ../../notebooks/87_distributed.ipynb #575af8c4
 def run_on_rank_zero(function):
-    """What `function()` returns on rank 0, on all ranks; its OSError or ValueError ends all."""
+    """Call a function on rank 0 and return its result on all ranks; its errors end all ranks."""
     rank, world = ranks()
     if world == 1:
         return function()
@@ -65,7 +65,7 @@ def run_on_rank_zero(function):
 
 # %% ../../notebooks/87_distributed.ipynb #3a7736db
 def choose_device(name):
-    """The name of a device; in place of "auto" cuda, mps or cpu, the first that is there.
+    """The name of a device; for "auto", the first available of cuda, mps and cpu.
 
     Rank 0 prints the choice on standard error. Several processes cannot share mps: Gloo has none.
     """

@@ -44,22 +44,22 @@ class TrainingConfig:
     """
 
     steps: int = 100_000  # updates
-    max_tokens: int = 25_000  # padded tokens a side in one batch, over all processes
+    max_tokens: int = 25_000  # padded tokens per side in one batch, over all processes
     accumulate: int = 1  # micro-batches that each process cuts its share of a batch into
     schedule: str = "noam"  # of the learning rate: a name in SCHEDULES
-    warmup: int = 4000  # updates with a rising learning rate
-    factor: float = 1.0  # on the whole learning-rate curve
-    label_smoothing: float = 0.1  # the share of the target that all types divide (5.4)
+    warmup: int = 4000  # updates in which the learning rate rises
+    factor: float = 1.0  # scale of the whole learning-rate curve
+    label_smoothing: float = 0.1  # share of the target spread over the vocabulary (5.4)
     validate_every: int = 1000  # updates between two rows of the log
     # "fp32" (on a GPU products in TF32) or "bf16": products in bfloat16, weights and sums in fp32
     precision: str = "fp32"
     compile: bool = False  # let torch.compile fuse a layer's operations: a slow start, faster steps
     seed: int = 0  # of first weights, dropout and the order of the batches
     save_every: int = 1000  # updates between two checkpoints in the run folder, if there is one
-    keep_last: int = 5  # of which these stay
+    keep_last: int = 5  # checkpoints that are kept
     max_skipped: int = 10  # steps in a row with gradients that are not finite
-    clip: float = 0.0  # the gradient's largest norm, a longer one is shortened; 0: none is
-    patience: int = 0  # rows of the log without a lower validation loss that end it; 0: none do
+    clip: float = 0.0  # largest norm of the gradient; 0: no clipping
+    patience: int = 0  # rows of the log without a lower validation loss before it stops; 0: off
 
     def facts(self):
         """The fields as a dict, without a schedule "noam": what was made before has no schedule."""
@@ -127,7 +127,7 @@ def forward_backward(model, micro_batches, tokens, criterion, precision="fp32", 
 
 # %% ../../notebooks/17_loop.ipynb #f34629d3
 def validation_loss(model, pairs, max_tokens=4096, shared=False, loss=LabelSmoothingLoss):
-    """Mean negative log-likelihood a token, in nats; exp of it is the perplexity.
+    """Mean negative log-likelihood per token, in nats; exp of it is the perplexity.
 
     shared: every process started by torchrun calls this, takes some of the batches, and gets the
     loss over all of them. The model is in the same mode afterwards. ValueError for no pairs, and
@@ -178,7 +178,7 @@ def rehearse(model, pairs, criterion, config):
 
 # %% ../../notebooks/17_loop.ipynb #49cdc869
 def start_run(model, config, pairs, run_folder=None, tokenizer=None):
-    """The `RunState` to begin with, or to go on with from the newest checkpoint in the folder.
+    """The `RunState` to begin with, or to resume from the newest checkpoint in the folder.
 
     pairs: both splits. ValueError on all ranks for a folder of another run, or without a whole
     checkpoint, and unless all have the same corpus, vocabulary and configuration.
@@ -230,10 +230,10 @@ def train(model, train_pairs, valid_pairs, config, show_progress=True, run_folde
           tokenizer=None, report=None, loss=LabelSmoothingLoss, callbacks=()):
     """Train `model` in place on pairs of ids; return the log, a row each validation (5.2, 5.3).
 
-    A row: step; train_loss (smoothed, with dropout, nats a token, since the last row); valid_loss
+    A row: step; train_loss (smoothed, with dropout, nats per token, since the last row); valid_loss
     and valid_perplexity (neither); rate; tokens (real ones, so far); gradient_norm (unclipped, a
     mean since the last row); skipped (steps whose gradients were not finite). run_folder: for the
-    log and checkpoints, with the `tokenizer`; the run goes on from the newest, and SIGTERM, SIGHUP
+    log and checkpoints, with the `tokenizer`; the run resumes from the newest, and SIGTERM, SIGHUP
     or Ctrl-C ends it with status 75. report: gets each row, with the speed; callbacks: more of
     them. Sets the global seed. All ranks call this. ValueError for pairs that do not fit, a loss
     that runs away, a folder of another run, ranks that differ; MemoryError for a batch that is too

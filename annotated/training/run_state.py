@@ -154,7 +154,7 @@ class RunState:
 
     @property
     def tokens_per_second(self):
-        """Real target tokens a second, of all ranks together, since this process began."""
+        """Real target tokens per second, of all ranks together, since this process began."""
         start, tokens = self.start
         return (self.tokens - tokens) / max(time.time() - start, 1e-9)
 

@@ -197,7 +197,7 @@ class BleuReport:
 
 
 def _write(report, hypotheses, path):
-    """Write the report as JSON to `path`, and the hypotheses, one a line, to a .txt beside it."""
+    """Write the report as JSON to `path`, and the hypotheses, one per line, to a .txt beside it."""
     text = "".join(f"{line}\n" for line in hypotheses).encode("utf-8")
     facts = {**asdict(report), "sentence_file": path.with_suffix(".txt").name,
              "sentence_sha256": hashlib.sha256(text).hexdigest()}
@@ -229,8 +229,8 @@ def bleu_report(hypotheses, references, target_language="de", loss=None, bootstr
     """Score translations by every definition in `DEFINITIONS` and return a `BleuReport` (6.1).
 
     hypotheses, references: lists of as many plain strings, neither tokenised nor lower-cased. loss:
-    mean negative log-likelihood in nats a token, as `validation_loss` gives it; with it the report
-    has a perplexity, and `token` says per what. bootstrap: resamples for the 95 % intervals; 0 for
+    mean negative log-likelihood in nats per token, of `validation_loss`; with it the report has a
+    perplexity, and `token` says per what. bootstrap: resamples for the 95 % intervals; 0 for
     none. path: where to write the report, ending in .json; the hypotheses go to the .txt beside it.
     cased: whether capitals mean anything; if not, the cased figures are left out. TypeError for
     what is no list of strings, ValueError for lists that do not fit and line breaks.

@@ -53,13 +53,12 @@ def test_an_engine_writes_and_scores_as_the_plain_model(saved, name, precision, 
     assert len(translate(lines, saved.model, WORDS, engine=engine)) == 2
 
 
-@pytest.mark.parametrize("name", ["c", "ctranslate2"])
-def test_a_model_that_an_engine_does_not_know_is_left_to_pytorch(saved, name, capfd, monkeypatch):
+def test_a_model_that_an_engine_does_not_know_is_left_to_pytorch(saved, capfd, monkeypatch):
     monkeypatch.setattr(PositionwiseFeedForward, "forward",
                         lambda self, x: self.W_2(nn.functional.silu(self.W_1(x))))
-    engine = make_engine(name, saved, sentences=[source for source, _ in PAIRS])
+    engine = make_engine("ctranslate2", saved, sentences=[source for source, _ in PAIRS])
     assert engine.name == "torch" and engine(SOURCES) == search(saved.model, SOURCES)
-    assert f"The engine {name} in fp32 is not this model" in capfd.readouterr().err
+    assert "The engine ctranslate2 in fp32 is not this model" in capfd.readouterr().err
 
 
 def test_what_ctranslate2_reads_is_made_once_and_anew_for_other_weights(saved, tmp_path):
@@ -81,8 +80,8 @@ def test_a_sentence_beyond_the_table_of_positions_is_not_cut(saved):
 
 
 @pytest.mark.parametrize("name, precision, message", [
-    ("onnx", "fp32", "engine 'onnx' is unknown: give one of torch, c, ctranslate2"),
-    ("c", "fp8", "precision 'fp8' is unknown")])
+    ("onnx", "fp32", "engine 'onnx' is unknown: give one of torch, ctranslate2"),
+    ("torch", "fp8", "precision 'fp8' is unknown")])
 def test_unknown_names_are_refused(saved, name, precision, message):
     with pytest.raises(ValueError, match=message):
         make_engine(name, saved, precision)
