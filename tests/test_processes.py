@@ -296,7 +296,8 @@ def test_dead_process_is_started_again_and_the_run_ends_with_the_same_bits(undis
     assert status == 0, errors[-3000:]
     begun = lives(folder)
     assert set(begun) == {(0, 0), (1, 0), (0, 1), (1, 1)}, "not one restart of both"
-    assert begun[0, 0][1] == "[]" and begun[1, 1][1] == "['step-00000018']", "not from the last checkpoint"
+    saved = ["['step-00000015']", "['step-00000018']"]  # a thread may still be writing the newest
+    assert begun[0, 0][1] == "[]" and begun[1, 1][1] in saved, "not from one of the last checkpoints"
     assert digests(folder) == undisturbed
     assert_all_gone(folder)
 

@@ -115,9 +115,10 @@ def _examples(saved, sentences, number=8):
 
 def apart(engine, saved, sources):
     """The largest difference of log P of a token of the plain model's translations, nats."""
-    largest = 0.0
+    largest, config = 0.0, saved.model.config
+    most = config.max_length if config.positions == "learned" else None
     for source, output in zip(sources, search(saved.model, sources), strict=True):
-        target = [*output, END]
+        target = [*output, END][:most]  # one cut off at the last position has no END
         ours, plain = engine.score(source, target), _score_by_steps(saved.model, source, target)
         largest = max(largest, *(abs(a - b) for a, b in zip(ours, plain, strict=True)))
     return largest
