@@ -199,7 +199,7 @@ def tables(results):
         products = ", ".join(f"{name} {rates[name] / 1e9:,.0f}" for name in ("fp32", "bf16", "int8"))
         head.append(f"Measured in this run: {products} billion operations/s in matrix products; "
                     f"{rates['bandwidth'] / 1e9:.1f} GB/s read from memory (weights of a tiny model may stay in the caches)"
-                    + (f"; {rates['call_us']:.1f} µs a call." if "call_us" in rates else "."))
+                    + (f"; {rates['call_us']:.1f} µs per call." if "call_us" in rates else "."))
     if results.get("disturbed"):
         head.append(f"**A run under load: others took up to {max(results['load'].values()):.0%} of the machine.**")
     parts = [cell_table(cell, rates) for cell in results["cells"]]

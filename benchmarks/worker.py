@@ -73,7 +73,7 @@ def again(function, device):
 
 
 def machine_rates(device):
-    """What this machine can do: operations a second of matrix products of the model's shapes, bytes a second read, µs a call."""
+    """What this machine can do: operations a second of matrix products of the model's shapes, bytes a second read, µs per call."""
     shapes, rates = ((256, 512, 512), (2048, 512, 2048), (2048, 2048, 512), (2048, 512, 8192), (2048, 2048, 2048)), {}
     if device == "cuda":
         shapes = ((25_000, 512, 2048), (25_000, 2048, 512), (8192, 8192, 8192))

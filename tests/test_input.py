@@ -332,6 +332,9 @@ def test_n_best_is_the_beam_s_with_its_scores(model, tmp_path, capsysbinary):
         # 64 roundings to 24 bits of numbers up to 100
         assert [one["score"] for one in row["hypotheses"]] == pytest.approx(
             [score for _, score in found], abs=4e-4)
+    again = search.load(model).translate_n_best(lines, 3, beam=4, alpha=0.8)
+    assert [[one["text"] for one in hypotheses] for hypotheses in again] == [
+        [one["text"] for one in row["hypotheses"]] for row in rows]
 
 
 def test_n_best_refuses_what_it_cannot_give(model, tmp_path, capsys):

@@ -411,6 +411,11 @@ class Translator(Checkpoint):
                          self.info.get("source_language", "en"), beam=beam, alpha=alpha,
                          engine=engine)
 
+    def translate_n_best(self, sentences, n_best, beam=4, alpha=0.6):
+        """The best translations of each sentence, as the function `translate_n_best` gives them."""
+        return translate_n_best(sentences, self.model, self.tokenizer,
+                                self.info.get("source_language", "en"), n_best, beam, alpha)
+
     def save(self, folder):
         """Save all in a new folder, as `save_checkpoint` does; `load` takes it."""
         save_checkpoint(folder, self.model, self.tokenizer, **self.info)
