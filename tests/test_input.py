@@ -2,8 +2,10 @@
 
 import io
 import json
+import os
 import subprocess
 import sys
+import threading
 from importlib.util import find_spec
 
 import pytest
@@ -353,7 +355,7 @@ def test_lines_are_written_block_by_block_in_their_order(model, tmp_path, monkey
     (tmp_path / "in.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     run("translate", "--model", model, "--input", tmp_path / "in.txt")
     whole, blocks = capsysbinary.readouterr().out, []
-    monkeypatch.setattr(cli, "BLOCK", 4)
+    monkeypatch.setattr(cli, "_BLOCK", 4)
     translate_all = search.translate
     monkeypatch.setattr(search, "translate",
                         lambda some, *a, **k: blocks.append(len(some)) or translate_all(some, *a, **k))
@@ -364,10 +366,20 @@ def test_lines_are_written_block_by_block_in_their_order(model, tmp_path, monkey
     assert (tmp_path / "out").read_bytes() == whole
 
 
+def test_a_pipe_is_read_once(model, tmp_path, capsysbinary):
+    os.mkfifo(tmp_path / "pipe")
+    text = b"a cat .\nthe dog sleeps .\n"
+    thread = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(text,))
+    thread.start()
+    run("translate", "--model", model, "--input", tmp_path / "pipe")
+    thread.join()
+    assert capsysbinary.readouterr().out.count(b"\n") == 2
+
+
 def test_bad_bytes_in_a_file_are_named_before_anything_is_decoded(model, tmp_path, monkeypatch,
                                                                   capsys):
     (tmp_path / "in.txt").write_bytes(b"a cat .\n" * 9 + b"\xff\n")
-    monkeypatch.setattr(cli, "BLOCK", 2)
+    monkeypatch.setattr(cli, "_BLOCK", 2)
     monkeypatch.setattr(search, "translate", None)
     assert "in.txt, line 10: not UTF-8" in refused(
         "translate", ["--model", model, "--input", tmp_path / "in.txt"], capsys)
