@@ -140,15 +140,15 @@ def quote(runs, cell, precision="best", what=work.SPEED, named=True):
     claim, = (claim for claim in work.AIMS if (claim.cell, claim.precision, claim.what) == (cell, precision, what))
     found = figures(runs, claim)
     worst, middle, _ = spread(found, claim)
-    if what == work.SHARE:
-        return f"{worst:.0%} / {middle:.0%}"
-    return f"{worst:.2f} / {middle:.2f}" + f" × {peers(found)}" * named
+    form = "{:.0%}" if what == work.SHARE else "{:.2f}"
+    figure = " / ".join(map(form.format, (worst, middle)[: len(found)]))  # one run has one figure
+    return figure + f" × {peers(found)}" * (named and what != work.SHARE)
 
 
 def extent(runs):
     """So many runs, on so many kinds of machine."""
     count, kind = len(runs), len(kinds(runs))
-    return f"{count} run{'s' * (count > 1)} on {kind} kind{'s' * (kind > 1)} of machine"
+    return f"{'worst / median of ' * (count > 1)}{count} run{'s' * (count > 1)} on {kind} kind{'s' * (kind > 1)} of machine"
 
 
 def of_code(runs):
@@ -162,7 +162,7 @@ def row_of_readme(runs):
     train = [f"{kind} {quote(runs, 'train, base', kind)}" for kind in ("bf16", "fp32")]
     write = [f"{size}, {words} {quote(runs, f'greedy, {size}, batch {batch}')}" for size in ("base", "tiny")
              for batch, words in ((1, "one sentence"), (32, "32 sentences"))]
-    return (f"| speed beside the quickest peer of each task, worst / median of {extent(runs)}, {of_code(runs)} "
+    return (f"| speed beside the quickest peer of each task, {extent(runs)}, {of_code(runs)} "
             f"| training, base: {'; '.join(train)}. "
             f"Greedy decoding: {'; '.join(write)} |")
 
@@ -178,6 +178,6 @@ def row_of_results(runs):
     whole, measured = reached_by_all(runs)
     load = f"{sum(run['disturbed'] for run in runs)} under load"
     return ("| speed beside the quickest of `torch.nn.Transformer`, MarianMT, x-transformers, JoeyNMT and CTranslate2 in each task, "
-            f"each in its best setting, random text, worst / median of all stored runs | {'; '.join(parts)} "
-            f"| `make bench`, {extent(runs)}, {of_code(runs)}, {load}; "
+            f"each in its best setting, random text | {'; '.join(parts)} "
+            f"| `make bench`: {extent(runs)}, {of_code(runs)}, {load}; "
             f"{whole} of {measured} aims reached in every run; [a file for each run](./bench), page 24 |")

@@ -223,7 +223,8 @@ def test_worst_median_and_best_over_all_runs_by_hand():
     assert "| 3 | greedy, base, batch 32 | annotated int8 | 2 | 1,280 | marian fp32 | 2 | 1,067 |" in text
     assert over.reached_by_all(runs) == (0, 1) and over.reached_by_all(runs[1:]) == (1, 1), "reached is what every run reached"
     assert over.quote(runs, claim.cell) == "0.50 / 1.20 × CTranslate2 or MarianMT"
-    assert over.extent(runs) == "3 runs on 1 kind of machine"
+    assert over.extent(runs) == "worst / median of 3 runs on 1 kind of machine"
+    assert over.extent(runs[:1]) == "1 run on 1 kind of machine"
 
 
 def test_kinds_of_machine_are_told_by_measured_rates_not_by_names():
@@ -231,7 +232,7 @@ def test_kinds_of_machine_are_told_by_measured_rates_not_by_names():
     runs = three_runs()
     runs[1]["machine"]["processor"] = "Q"
     runs[2]["rates"] = [RATES | {"bf16": 2e12}]
-    assert over.kinds(runs) == [[1, 2], [3]] and over.extent(runs) == "3 runs on 2 kinds of machine"
+    assert over.kinds(runs) == [[1, 2], [3]] and over.extent(runs) == "worst / median of 3 runs on 2 kinds of machine"
 
 
 def test_runs_are_reported_by_folder_in_the_order_of_their_numbers(tmp_path, monkeypatch, capsys):
@@ -288,7 +289,7 @@ def test_the_readmes_quote_what_all_stored_runs_found():
                     for mine in (True, False))
     assert runs[0]["cells"][1]["name"] == "train, base" and len(ours) == 1
     assert report.figure(runs[0], claim_of("train, base", "bf16"))[0] == pytest.approx(min(theirs) / ours[0])
-    assert f"bf16 {min(theirs) / ours[0]:.2f} / " in over.row_of_readme(runs[:1])
+    assert f"bf16 {min(theirs) / ours[0]:.2f} × " in over.row_of_readme(runs[:1])
 
 
 # -- rounds ---------------------------------------------------------------------------------------------------------
