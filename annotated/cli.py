@@ -115,7 +115,7 @@ def _reporter(folder=None):
 def _save_trained(options, model, tokenizer, corpus, **info):
     """Save a model, or the mean of its last checkpoints if the options want it, in --out.
 
-    Where there is no room, it goes into the folder for temporary files; returns the folder.
+    Where there is no room, it goes into the folder for temporary files, and an OSError says so.
     """
     from annotated.training import checkpoints
 
@@ -209,7 +209,7 @@ def _make_n_best(saved, options):
 
     return write
 
-
+# %% ../notebooks/96_cli.ipynb #tr000002
 def _tell_unknown(words):
     """Say on standard error which words the vocabulary lacks, if there are any."""
     if words:
@@ -235,7 +235,7 @@ def _check_translate(options):
     once = options.input == "-" or not Path(options.input).is_file()  # a pipe, <(zcat …) say
     return None if once else sum(1 for _ in files.input_lines(options.input))
 
-
+# %% ../notebooks/96_cli.ipynb #tr000004
 def _translate(arguments):
     """Translate a text, line by line."""
     options = read_options(Translate, "translate", arguments)
@@ -311,7 +311,7 @@ def _check_report(path, folder, saved):
                                   "name another folder for the results")
     return weights
 
-
+# %% ../notebooks/96_cli.ipynb #sc000002
 def _score(arguments):
     """Translate a split of a corpus and score it."""
     options = read_options(Scoring, "score", arguments)
@@ -327,7 +327,7 @@ def _score(arguments):
     saved = _loaded(options.model)
     weights = _check_report(path, options.model, saved)
     source, target = languages = [saved.info[name] for name in _LANGUAGES]
-    translation_scores.bleu_tokenizer(target)  # all that can be wrong, before hours of decoding
+    translation_scores.bleu_tokenizer(target)
     corpus = corpora.load_corpus(options.corpus, None, *languages)
     plain = corpora.load_corpus(options.references or options.corpus, None, *languages)
     pairs, references = (getattr(some, options.split) for some in (corpus, plain))

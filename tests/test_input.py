@@ -16,7 +16,6 @@ from test_cli import SMALL, refused, write_corpus
 
 from annotated import cli
 from annotated.cli import main
-from annotated.data.corpora import load_corpus
 from annotated.data.prepared import prepare_corpus
 from annotated.data.tokenizers import (
     END,
@@ -282,11 +281,6 @@ def test_help_is_whole_where_a_terminal_knows_ascii_alone():
                           env={"PYTHONIOENCODING": "ascii", "PATH": "/usr/bin:/bin"}, text=True,
                           capture_output=True)
     assert done.returncode == 0 and "--precision" in done.stdout and "--device" in done.stdout
-
-
-def test_a_folder_without_a_name_is_called_by_its_own(own, monkeypatch):
-    monkeypatch.chdir(own)
-    assert load_corpus(".").name == "own"
 
 
 # --- the library

@@ -43,8 +43,8 @@ def _is_broken(text):
 def pair_fault(source, target, max_length=250, max_ratio=3.0):
     """Why a pair is not fit for training: "empty", "broken", "overlong", "ratio", "copied" or None.
 
-    max_length: words a side at most; max_ratio: how many times as many words the longer side may
-    have.
+    max_length: most words of a sentence; max_ratio: most words of the longer side for each word of
+    the shorter one.
     """
     words = sorted((count_words(source), count_words(target)))
     if not words[0]:

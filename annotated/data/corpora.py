@@ -44,7 +44,6 @@ class Corpus:
     valid: list[tuple[str, str]] = field(repr=False)
     test: list[tuple[str, str]] = field(repr=False)
     novel: list[tuple[str, str]] = field(default_factory=list, repr=False)
-    folder: Path | None = field(default=None, repr=False)  # of your own that it was read from
 
     def splits(self):
         """The splits that hold anything, as a dictionary from name to pairs."""
@@ -346,7 +345,7 @@ def _load_folder(folder, source, target):
         if split in ("train", "valid") and not splits[split]:
             hint = f"put {split}.{source} and {split}.{target}, or {split}.tsv, there"
             raise FileNotFoundError(f"{folder} has no {split} split: {hint} (plain, .gz or .xz)")
-    return Corpus(folder.resolve().name, source, target, **splits, folder=folder)
+    return Corpus(folder.resolve().name, source, target, **splits)
 
 # %% ../../notebooks/11_corpora.ipynb #bfbfef22
 def load_corpus(name, root=None, source_language=None, target_language=None):

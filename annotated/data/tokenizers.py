@@ -159,12 +159,17 @@ def _check_strings(*lists):
         raise ValueError("a piece stands twice in the vocabulary")
 
 # %% ../../notebooks/12_tokenizers.ipynb #22f15adc
+def base_language(code):
+    """The language of a code without its region and script: "pt" of pt-BR, "zh" of zh_Hans_CN."""
+    return code.replace("_", "-").partition("-")[0].lower()
+
+
 @cache
 def splitter(language):
     """spaCy's tokenizer for a language code such as "de": its rules only, no trained model."""
     import spacy
 
-    code = language.replace("_", "-").partition("-")[0].lower()  # "pt" of pt-BR
+    code = base_language(language)
     try:
         return spacy.blank(code).tokenizer
     except ImportError as error:
@@ -181,7 +186,7 @@ def split_words(text, language):
 # %% ../../notebooks/12_tokenizers.ipynb #96fc574f
 def join_words(words, language=None):
     """Words and marks as running text. Not exact: which mark touches which word is guessed."""
-    text, french = " ".join(words), (language or "").startswith("fr")  # Ça va ?
+    text, french = " ".join(words), base_language(language or "") == "fr"  # Ça va ?
     text = re.sub(r" (?=[.,…)\]}])" if french else r" (?=[.,!?;:…)\]}%])", "", text)
     text = re.sub(r"(?<=[(\[{„]) ", "", text)  # none after these
     text = re.sub(r'" ([^"]*) "', r'"\1"', text)

@@ -328,8 +328,7 @@ RESUMABLE = 2  # newest checkpoints that a run can resume from; older ones only 
 
 
 def remove_old_checkpoints(run_folder, keep):
-    """Remove the training checkpoints of a run except its newest and the last `keep` on schedule.
-    """
+    """Remove the training checkpoints of a run except its newest and its last `keep` scheduled."""
     kept = {*run_checkpoints(run_folder, scheduled=True)[-keep:], *run_checkpoints(run_folder)[-1:]}
     for folder in run_checkpoints(run_folder):
         if folder not in kept:
@@ -346,8 +345,7 @@ def drop_optimizer(folder):
 
 
 def add_to_run(run_folder, step, contents, keep):
-    """Write a checkpoint into a run folder; remove old ones, and all but two optimisers.
-    """
+    """Write a checkpoint into a run folder; remove old ones, and all but two optimisers."""
     write_checkpoint(Path(run_folder) / f"step-{step:08d}", contents)
     remove_old_checkpoints(run_folder, keep)
     for older in run_checkpoints(run_folder)[:-RESUMABLE]:

@@ -19,15 +19,11 @@ from pathlib import Path
 
 import sacrebleu
 
+from annotated.data.tokenizers import base_language
 from annotated.files import whole_file
 
 # %% ../../notebooks/19_scores.ipynb #564a5345
 UNSPACED = {"zh", "ja", "th", "lo", "km", "my"}  # languages whose words are not parted by spaces
-
-
-def base_language(code):
-    """The language of a code without its region and script: "pt" of pt-BR, "zh" of zh_Hans_CN."""
-    return code.replace("_", "-").partition("-")[0].lower()
 
 
 def bleu_tokenizer(language):
