@@ -1,15 +1,7 @@
 """Attention Is All You Need as a library; each module is exported from the page of its name.
 
-model        the model as the paper prints it; it needs torch and jaxtyping alone.
-data         the toy language, corpora, downloads, tokenizers, batches, ids on disk.
-training     loss, schedule, the loop and what goes around it, checkpoints, several processes.
-translation  translating: kept keys and values, search, scores, alignments.
-paper        the paper's experiments: the layers of Table 1, Table 3, constituency parsing.
-interop      out into other libraries: Hugging Face and CTranslate2.
-fast         the same numbers, faster: prepared parts, the loss in chunks, engines.
-charts       pictures: colours and style, attention, curves, files.
-
-What stands in `__all__` can be had from here, and is loaded when it is asked for.
+Packages: `model`, `data`, `training`, `translation`, `paper`, `interop`, `fast`, `charts`; the
+docstring of each says what it holds. The names in `__all__` are loaded when they are first used.
 """
 
 import sys
