@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -56,7 +57,8 @@ def model(tmp_path):
 # --- training
 
 def test_pairs_with_a_blank_side_are_not_learnt_and_told(tmp_path, capsys):
-    blank = [("a cat sleeps .", ""), ("the dog sees", "\u200b"), (" \u00a0", "ein Hund")]
+    blank = [("a cat sleeps .", ""), ("the dog sees", "\u200b"), (" \u00a0", "ein Hund"),
+             ("\ufeff", "die Katze"), ("a dog", "\t\u2060")]
     whole, spoilt = write_corpus(tmp_path / "own"), tmp_path / "spoilt" / "own"
     spoilt.parent.mkdir()
     write_corpus(spoilt)
@@ -65,7 +67,7 @@ def test_pairs_with_a_blank_side_are_not_learnt_and_told(tmp_path, capsys):
             file.writelines(f"{pair[side]}\n" for pair in blank)
     for number, folder in enumerate((whole, spoilt)):
         run("train", folder, "--out", tmp_path / str(number), *SMALL)
-    assert "own: 3 training pairs with a blank side are left out" in capsys.readouterr().err
+    assert "own: 5 training pairs with a blank side are left out" in capsys.readouterr().err
     logs = [load_checkpoint(tmp_path / name).info["log"] for name in "01"]
     assert [row["tokens"] for row in logs[0]] == [row["tokens"] for row in logs[1]]
 
@@ -79,12 +81,27 @@ def test_an_average_is_of_as_many_as_asked_for_or_refused(own, tmp_path, capsys)
     run("train", *new, "--average", "7")  # --keep-last is 5
     assert len(load_checkpoint(tmp_path / "new").info["averaged"]) == 7
     assert len(run_checkpoints(tmp_path / "run")) == 7
+    for count in (1, 8):
+        out = [own, "--out", tmp_path / f"m{count}", *SMALL, *many[:-1], tmp_path / f"run{count}"]
+        run("train", *out, "--average", count)
+        assert len(load_checkpoint(tmp_path / f"m{count}").info["averaged"]) == count
+    assert "--average needs" not in said and "need checkpoints" in refused(
+        "train", [own, "--out", tmp_path / "none", *SMALL, "--average", "2"], capsys)
 
 
 def test_the_size_of_a_vocabulary_is_honoured_or_refused(own, tmp_path, capsys):
     run("train", own, "--out", tmp_path / "few", *SMALL, "--vocab-size", "9")
     tokenizer = load_checkpoint(tmp_path / "few").tokenizer
     assert len(tokenizer) == 9 and "." in tokenizer.words  # the most frequent
+    for size in (262, 265):
+        bpe = ["--tokenizer", "bpe", "--vocab-size", size]
+        run("train", own, "--out", tmp_path / f"bpe{size}", *SMALL, *bpe)
+        saved = load_checkpoint(tmp_path / f"bpe{size}")
+        assert len(saved.tokenizer) == saved.model.config.vocab_size == size
+    for kind, size, least in (("bpe", 100, 260), ("wordpiece", 300, 516)):
+        said = refused("train", [own, "--out", tmp_path / "no", *SMALL, "--tokenizer", kind,
+                                 "--vocab-size", size], capsys)
+        assert f"vocab_size is {size}, expected {least} or more: {kind} needs every byte" in said
     prepare_corpus(write_corpus(tmp_path / "more", TEXTS * 3), tmp_path / "p", 280)
     new = [tmp_path / "p", "--out", tmp_path / "model", *SMALL[2:]]
     assert "was prepared with a vocabulary of 280; leave it out" in refused(
@@ -145,15 +162,17 @@ def test_unknown_is_learnt_where_words_occur_once():
     assert tokenizer.for_training(twice) == twice
 
 
-def test_unknown_words_are_told_once(model, monkeypatch, capsys):
-    text = "the zebra sees a dog .\na zebra , a quagga .\nthe dog sleeps .\n"
+@pytest.mark.parametrize("text, told", [
+    ("the zebra sees a dog .\na zebra , a quagga .\nthe dog sleeps .\n", "zebra, ,, quagga"),
+    ("the dog sleeps .\n", None), ("\n \n", None), ("The dog sleeps .\n", "The"),
+    ("12 dogs\n", "12, dogs"), ("v w x y z é\n", "v, w, x, y, z …"), ("犬 .\n", "犬"),
+])
+def test_unknown_words_are_told_once(text, told, model, monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
     run("translate", "--model", model)
-    told = capsys.readouterr().err
-    assert told.count("<unk>") == 1 and "lacks are read as <unk>: zebra, ,, quagga\n" in told
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"the dog sleeps .\n")))
-    run("translate", "--model", model)
-    assert "<unk>" not in capsys.readouterr().err
+    said = [line for line in capsys.readouterr().err.splitlines() if "<unk>" in line]
+    line = f"Words that the vocabulary lacks are read as <unk>: {told}"
+    assert said == ([line] if told else [])
 
 
 def test_a_check_of_an_export_counts_the_ids(tmp_path, monkeypatch, capsys):
@@ -189,7 +208,8 @@ def test_a_language_is_scored_by_its_own_rules(language, lines, tokenize):
     assert bleu_report(lines, lines, language, bootstrap=0)["sacrebleu"].score > 99.99
 
 
-@pytest.mark.parametrize("language, package", [("ja", "MeCab"), ("ko-KR", "mecab_ko")])
+@pytest.mark.parametrize("language, package", [
+    ("ja", "MeCab"), ("ja-JP", "MeCab"), ("ja_Jpan_JP", "MeCab"), ("ko", "mecab_ko"), ("ko-KR", "mecab_ko")])
 def test_a_package_that_a_language_needs_is_named_before_decoding(
         language, package, own, tmp_path, monkeypatch, capsys):
     if find_spec(package):
@@ -206,12 +226,15 @@ def test_a_package_that_a_language_needs_is_named_before_decoding(
         "score", [tmp_path / "m", own, "test", tmp_path / "results"], capsys)
 
 
-def test_a_language_that_spacy_lacks_is_told_from_a_missing_package():
-    with pytest.raises(ValueError, match="spaCy knows no language 'xq'"):
-        split_words("a", "xq")
-    if not find_spec("sudachipy"):
-        with pytest.raises(ValueError, match=r"spaCy cannot split 'ja' \(.*(?i:sudachi)"):
-            split_words("犬", "ja")
+@pytest.mark.parametrize("language, package", [("ja", "sudachipy"), ("ja-JP", "sudachipy"),
+                                               ("th", "pythainlp"), ("vi", "pyvi"), ("xq", None)])
+def test_a_language_that_spacy_lacks_is_told_from_a_missing_package(language, package):
+    if package and find_spec(package):
+        pytest.skip("it is installed")
+    expected = (rf"spaCy cannot split '{language}' \(.*(?i:{package[:5]})" if package else
+                f"spaCy knows no language '{language}'")
+    with pytest.raises(ValueError, match=expected):
+        split_words("a", language)
     assert split_words("O cão dorme.", "pt-BR") == ["O", "cão", "dorme", "."]
 
 
@@ -232,11 +255,15 @@ def test_what_is_wrong_with_references_is_said_before_decoding(own, model, tmp_p
     monkeypatch.setattr("annotated.translation.search.translate", never)
     plain = write_corpus(tmp_path / "plain")
     score = [model, own, "test", tmp_path / "results", "--references", plain]
-    (plain / "test.de").write_bytes(b"ein\rHund\n" + b"eine Katze\n" * 3)
-    assert "references[0] contains a line break" in refused("score", score, capsys)
-    for language in ("en", "de"):
-        (plain / f"test.{language}").write_text("a cat\n", encoding="utf-8")
-    assert "4 hypotheses but 1 references" in refused("score", score, capsys)
+    for number, text in ((0, b"ein\rHund"), (2, b"\rein Hund"), (3, b"ein Hund\r\r")):
+        lines = [b"eine Katze"] * 4
+        lines[number] = text
+        (plain / "test.de").write_bytes(b"\n".join(lines) + b"\n")
+        assert f"references[{number}] contains a line break" in refused("score", score, capsys)
+    for count in (1, 5):
+        for language in ("en", "de"):
+            (plain / f"test.{language}").write_text("a cat\n" * count, encoding="utf-8")
+        assert f"4 hypotheses but {count} references" in refused("score", score, capsys)
 
 
 def test_scores_of_another_model_are_not_written_over(own, model, tmp_path, capsys):
@@ -265,22 +292,27 @@ def test_a_model_of_lower_case_has_no_cased_figures(own, tmp_path):
 
 # --- translating
 
-def test_a_line_beyond_the_learned_positions_is_named_before_decoding(model, tmp_path, capsys):
-    lines = ["a cat .", "", "the dog " * 30 + ".", "a dog ."]
+@pytest.mark.parametrize("number, count", [(1, 1), (1, 3), (3, 4), (4, 4), (2, 3)])
+def test_a_line_beyond_the_learned_positions_is_named_before_decoding(
+        number, count, model, tmp_path, monkeypatch, capsys):
+    lines = ["the dog " * 29 + "."] * count  # 59 words and the end: as long as can be
+    lines[number - 1] = "the dog " * (29 + number) + "."
     (tmp_path / "in.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    given = ["--model", model, "--input", tmp_path / "in.txt"]
-    assert "sentence 3 has 62 tokens, and the learned positions end at 60" in refused(
-        "translate", given, capsys)
     saved = load_checkpoint(model)
-    with pytest.raises(ValueError, match="sentence 3 has 62 tokens"):
+    monkeypatch.setattr(search, "beam_search", None)
+    message = f"sentence {number} has {60 + 2 * number} tokens, and the learned positions end at 60"
+    assert message in refused("translate", ["--model", model, "--input", tmp_path / "in.txt"], capsys)
+    with pytest.raises(ValueError, match=message):
         translate(lines, saved.model, WORDS)
 
 
-def test_help_is_whole_where_a_terminal_knows_ascii_alone():
-    done = subprocess.run([sys.executable, "-m", "annotated", "translate", "--help"], cwd=ROOT,
-                          env={"PYTHONIOENCODING": "ascii", "PATH": "/usr/bin:/bin"}, text=True,
-                          capture_output=True)
-    assert done.returncode == 0 and "--precision" in done.stdout and "--device" in done.stdout
+@pytest.mark.parametrize("command", ["train", "translate", "score", "parse", "prepare"])
+def test_help_is_whole_where_a_terminal_knows_ascii_alone(command):
+    helps = [subprocess.run([sys.executable, "-m", "annotated", command, "--help"], cwd=ROOT,
+                            env={"PYTHONIOENCODING": encoding, "PATH": "/usr/bin:/bin"}, check=True,
+                            capture_output=True).stdout.decode() for encoding in ("ascii", "utf-8")]
+    ascii_options, options = (set(re.findall(r"(?<!-)--[a-z][a-z-]*", text)) for text in helps)
+    assert ascii_options == options and len(options) > 5
 
 
 # --- the library

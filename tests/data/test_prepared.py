@@ -296,7 +296,11 @@ def test_a_source_that_changed_is_prepared_anew(tmp_path):
     assert prepare_corpus(folder, tmp_path / "p", 300).train.digest == made.train.digest
     (folder / "notes.txt").write_text("of no matter", encoding="utf-8")
     assert prepare_corpus(folder, tmp_path / "p", 300).train.digest == made.train.digest
-    for file in ("train.en", "valid.de"):
+    (folder / "train.fr").write_text("une autre langue", encoding="utf-8")
+    with pytest.raises(ValueError, match="was prepared with sources .* give another folder"):
+        prepare_corpus(folder, tmp_path / "p", 300)
+    (folder / "train.fr").unlink()
+    for file in ("train.en", "train.de", "valid.en", "valid.de"):
         before = (folder / file).read_text(encoding="utf-8")
         (folder / file).write_text(before.replace("1", "7", 1), encoding="utf-8")
         with pytest.raises(ValueError, match="was prepared with sources .* give another folder"):

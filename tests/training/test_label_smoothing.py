@@ -69,10 +69,16 @@ def test_of_hidden_vectors_as_of_their_logits(reduction):
     torch.testing.assert_close(*grads, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("lowest, finite", [(-math.inf, False), (torch.finfo().min / 100, True)])
-def test_an_impossible_word_costs_what_it_costs_in_pytorch(lowest, finite):
-    logits, target = torch.randn(2, 5, generator=torch.Generator().manual_seed(0)), torch.tensor([1, 2])
-    logits[0, 3] = lowest
+@pytest.mark.parametrize("places, lowest, finite", [
+    ([(0, 3)], -math.inf, False), ([(0, 3)], torch.finfo().min / 100, True),
+    ([(0, 3), (1, 0)], -math.inf, False), ([(1, word) for word in (0, 1, 3, 4)], -math.inf, False),
+    ([(0, 1)], -math.inf, None)])  # None: the right word itself is impossible
+def test_an_impossible_word_costs_what_it_costs_in_pytorch(places, lowest, finite):
+    logits = torch.randn(2, 5, generator=torch.Generator().manual_seed(0))
+    target = torch.tensor([1, 2])
+    for place in places:
+        logits[place] = lowest
     loss = LabelSmoothingLoss(0.1)(logits, target)
     assert torch.equal(loss, F.cross_entropy(logits, target, label_smoothing=0.1))
-    assert loss.isfinite() == finite and LabelSmoothingLoss(0.0)(logits, target).isfinite()
+    assert loss.isfinite() == bool(finite)
+    assert LabelSmoothingLoss(0.0)(logits, target).isfinite() == (finite is not None)
