@@ -86,7 +86,7 @@ class Group:
     def start(system, options):
         """A worker, with the allocator's settings for all alike, and none for threads: those are set for each visit."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith(THREADING)}
-        environment |= {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", **ALLOCATOR}
+        environment |= {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "ANNOTATED_DATA": str((BUILD / "data").resolve()), **ALLOCATOR}
         name, _, revision = system.partition("@")
         folder = checkout(revision) if revision else Path.cwd()
         command = [sys.executable, "-m", "benchmarks.worker", name, options.device]
@@ -133,7 +133,7 @@ class Group:
     def visit(self, key, first, request, setting):
         """One visit; memory is given back around it if the processes together would take too much."""
         worker, (count, _) = self.workers[key], setting
-        if count > 1 and key[0] != "ctranslate2":  # which has workers of its own, in one process
+        if count > 1 and key[0] not in work.WITH_WORKERS:
             reply = self.attempt(key, lambda _: self.together(key, count, first, request))
             for one in self.crews[key]:
                 if one.process.poll() is None:

@@ -87,7 +87,7 @@ def settings_table(runs):
     for number, run in enumerate(runs, 1):
         for claim in (claim for claim in work.AIMS if claim.what == work.SPEED):
             for cell in (cell for cell in run["cells"] if cell["name"] == claim.cell):
-                both = [max(rows, key=report.speed) for mine in (True, False) if (rows := report.rows_of(cell, mine, claim.precision))]
+                both = [max(rows, key=report.speed) for mine in (True, False) if (rows := report.rows_of(cell, mine, claim))]
                 if len(both) == 2:
                     words = (f"{row['name']} | {report.setting_of(row)} | {report.speed(row):,.0f}" for row in both)
                     lines.append(f"| {number} | {claim.cell} | {' | '.join(words)} |")
@@ -135,9 +135,10 @@ def draw(runs):
 # -- what the two READMEs quote ---------------------------------------------------------------------------------------
 
 
-def quote(runs, cell, precision="best", what=work.SPEED, named=True):
+def quote(runs, cell, precision="best", what=work.SPEED, among=(), named=True):
     """Worst and median of a claim, and beside whom."""
-    claim, = (claim for claim in work.AIMS if (claim.cell, claim.precision, claim.what) == (cell, precision, what))
+    wanted = cell, precision, what, among
+    claim, = (claim for claim in work.AIMS if (claim.cell, claim.precision, claim.what, claim.among) == wanted)
     found = figures(runs, claim)
     worst, middle, _ = spread(found, claim)
     form = "{:.0%}" if what == work.SHARE else "{:.2f}"
@@ -157,10 +158,15 @@ def of_code(runs):
     return f"at {revisions}"
 
 
+def writing(runs, cell):
+    """Both claims of a cell of decoding: by the quickest engine, and by PyTorch alone."""
+    return f"{quote(runs, cell)}, by PyTorch alone {quote(runs, cell, among=work.PYTORCH)}"
+
+
 def row_of_readme(runs):
     """The row of README.md on speed."""
     train = [f"{kind} {quote(runs, 'train, base', kind)}" for kind in ("bf16", "fp32")]
-    write = [f"{size}, {words} {quote(runs, f'greedy, {size}, batch {batch}')}" for size in ("base", "tiny")
+    write = [f"{size}, {words} {writing(runs, f'greedy, {size}, batch {batch}')}" for size in ("base", "tiny")
              for batch, words in ((1, "one sentence"), (32, "32 sentences"))]
     return (f"| speed beside the quickest peer of each task, {extent(runs)}, {of_code(runs)} "
             f"| training, base: {'; '.join(train)}. "
@@ -170,7 +176,7 @@ def row_of_readme(runs):
 def row_of_results(runs):
     """The row of results/README.md on speed, without its last column."""
     parts = [f"training {size} in {kind} {quote(runs, f'train, {size}', kind)}" for size in ("base", "tiny") for kind in ("bf16", "fp32")]
-    parts += [f"{task}, {size}, {batch} sentence{'s' * (batch > 1)} {quote(runs, f'{task}, {size}, batch {batch}')}"
+    parts += [f"{task}, {size}, {batch} sentence{'s' * (batch > 1)} {writing(runs, f'{task}, {size}, batch {batch}')}"
               for size in ("base", "tiny") for task in ("greedy", "beam 4") for batch in (1, 32)]
     parts.append(f"by itself, training base in bf16 takes {quote(runs, 'train, base', 'bf16', work.SHARE)} of the measured matrix rate")
     parts.append("peak memory, training base: " + ", ".join(f"{kind} {quote(runs, 'train, base', kind, work.MEMORY)}"

@@ -6,7 +6,6 @@ import statistics
 from . import work
 
 FOREIGN = 0.10  # share of the machine that others may take; a run with more is under load
-GONE = "annotated, C"  # an engine that the library once had: in earlier runs it is no row of ours
 
 
 def best_rates(results):
@@ -23,10 +22,11 @@ def machine_name(machine):
     return f"{' '.join(processor.split())}{unit}, {machine['threads']} threads{device}"
 
 
-def rows_of(cell, ours=True, precision="best"):
-    """The rows of a cell that did not fail: ours, or those of all peers; of one precision, or of all."""
-    return [row for row in cell["entrants"] if "failed" not in row and row["system"] != GONE
-            and row["system"].startswith("annotated") is ours and precision in ("best", row["precision"])]
+def rows_of(cell, ours=True, claim=None):
+    """The rows of a cell that did not fail, ours or those of all peers; those that count in a claim, or all."""
+    rows = [row for row in cell["entrants"] if "failed" not in row and row["system"].startswith("annotated") is ours]
+    return [row for row in rows if claim is None or (claim.precision in ("best", row["precision"])
+                                                     and (not claim.among or row["system"] in claim.among))]
 
 
 def best_of(cell, systems):
@@ -37,7 +37,7 @@ def best_of(cell, systems):
 def figure(results, claim):
     """(what a run found for a claim, the row of the peer beside whom it stands); None if it did not measure it."""
     for cell in results["cells"]:
-        ours, peers = (rows_of(cell, mine, claim.precision) for mine in (True, False))
+        ours, peers = (rows_of(cell, mine, claim) for mine in (True, False))
         if cell["name"] != claim.cell or not ours:
             continue
         ours = max(ours, key=speed)
@@ -122,7 +122,7 @@ def cell_table(cell, rates):
         if "failed" in row:
             lines.append(f"| {row['name']} | failed: {row['failed']} |" + " |" * (len(heads) - 2))
             continue
-        ours = next(iter(rows_of(cell, True, row["precision"])), None)
+        ours = max((mine for mine in rows_of(cell) if mine["precision"] == row["precision"]), key=speed, default=None)
         times = "{:.2f} ({:.2f}–{:.2f})".format(*times_as_fast(ours, row)) if ours else ""
         most = ceiling(cell, row, rates) if rates else None
         peak = f"{row['peak'] / 2**20:,.0f}" if row.get("peak") else ""

@@ -136,6 +136,33 @@ class Annotated(System):
         return [found[0][0] for found in beam_search(self.model, source, beam, extra=extra, steps=self.steps)]
 
 
+class AnnotatedEngine(Annotated):
+    """The library's engine on CTranslate2, with as many workers as it takes by itself: one for each thread."""
+
+    precisions = ("fp32", "bf16", "int8")
+
+    def make_steps(self, precision):
+        """Another library computes: a folder for it, as `annotated translate --engine ctranslate2` makes it."""
+        from annotated.data.tokenizers import WordTokenizer
+        from annotated.training.checkpoints import Checkpoint
+
+        words = [f"t{i}" for i in range(4, self.size.vocab_size)]
+        self.saved, self.precision, self.engine = Checkpoint(self.model, WordTokenizer(words), {}), precision, None
+
+    def arrange(self, workers, threads):
+        """An engine has as many workers as there are threads when it is made."""
+        from annotated.fast.engines import make_engine
+
+        super().arrange(1, workers)
+        if self.engine is None:
+            self.engine = make_engine("ctranslate2", self.saved, self.precision)
+            if self.engine.name != "ctranslate2":
+                raise ValueError(f"the engine does not compute this model in {self.precision}: see standard error")
+
+    def write(self, source, beam, tokens=WRITTEN):
+        return self.engine.search(source.tolist(), beam, 0.6, tokens - source.size(1))
+
+
 class TorchModel(nn.Module):
     """`torch.nn.Transformer` with the usual embeddings, positions and generator."""
 
@@ -315,7 +342,7 @@ class CTranslate2(System):
         return [result.hypotheses[0] for result in found]
 
 
-SYSTEMS = {"annotated": Annotated, "torch": Torch, "marian": Marian,
+SYSTEMS = {"annotated": Annotated, "annotated, CTranslate2": AnnotatedEngine, "torch": Torch, "marian": Marian,
            "x-transformers": XTransformers, "joeynmt": JoeyNMT, "ctranslate2": CTranslate2}
 
 

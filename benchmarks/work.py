@@ -123,6 +123,8 @@ class Cell:
         return "train" if self.task == "train" else "decode", self.size
 
 
+WITH_WORKERS = ("ctranslate2", "annotated, CTranslate2")  # they share a batch among workers of their own, in one process
+PYTORCH = ("annotated", "marian")  # those that write with PyTorch
 TRAINERS = ("annotated", "torch", "marian", "x-transformers", "joeynmt")
 COMPILED = tuple(f"{name}, compiled" for name in TRAINERS)  # on a GPU, and where --compile asks for it: minutes for each on processors
 
@@ -139,7 +141,8 @@ def _training(size, device, compiled):
 
 
 def _decoding(size, task, batch):
-    entrants = _each(["annotated", "marian"], "fp32", "bf16") + _each(["ctranslate2"], "fp32", "bf16", "int8")
+    entrants = _each(PYTORCH, "fp32", "bf16") + _each(["annotated, CTranslate2"], "fp32", "int8")
+    entrants += _each(["ctranslate2"], "fp32", "bf16", "int8")
     units = {("base", 1): 4, ("base", 32): 1, ("tiny", 1): 20, ("tiny", 32): 5}[size, batch]  # some tenths of a second
     return Cell(task, size, entrants, batch, units=units, seconds=25 if size == "base" else 10)
 
@@ -153,10 +156,12 @@ def cells(device="cpu", compiled=False):
 def settings(cell, most, system=""):
     """What a system tries before a cell: (workers, threads of each); a batch may be shared among workers of one thread.
 
-    A compiled step is made for the number of threads that it meets first: it has one setting.
+    A compiled step is made for the number of threads that it meets first: it has one setting, as has the library's engine.
     """
     if "compiled" in system:
         return [(1, most)]
+    if system == "annotated, CTranslate2":  # it has no settings: this is what it does by itself
+        return [(most, 1)]
     found = [(1, threads) for threads in sorted({max(1, most >> i) for i in range(most.bit_length())}, reverse=True)]
     return found + [(most, 1)] * (cell.batch > 1 and most > 1)
 
@@ -172,16 +177,17 @@ class Claim:
     precision: str  # of both; "best": of each its quickest
     aim: float
     what: str = "times as fast as the quickest peer"  # or MEMORY (to be at most so much), or SHARE
+    among: tuple = ()  # the systems that count, ours and peers; all of them if none is named
 
     @property
     def name(self):
         """The cell and the precision in words."""
-        return self.cell if self.precision == "best" else f"{self.cell}, {self.precision}"
+        return self.cell + f", {self.precision}" * (self.precision != "best") + ", PyTorch alone" * (self.among == PYTORCH)
 
 
 SPEED, MEMORY, SHARE = Claim.what, "of the peak memory of the leanest peer", "of the measured matrix rate"
 AIMS = [*(Claim(f"train, {size}", precision, aim) for size, precision, aim in
           (("base", "bf16", 1.3), ("base", "fp32", 1.4), ("tiny", "bf16", 1.4), ("tiny", "fp32", 1.4))),
         Claim("train, base", "bf16", 0.65, SHARE), *(Claim("train, base", precision, 0.75, MEMORY) for precision in ("bf16", "fp32")),
-        *(Claim(f"{task}, {size}, batch {batch}", "best", 1.0)
+        *(Claim(f"{task}, {size}, batch {batch}", "best", aim, among=among) for aim, among in ((1.0, ()), (1.3, PYTORCH))
           for size in ("base", "tiny") for task in ("greedy", "beam 4") for batch in (1, 32))]
