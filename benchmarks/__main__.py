@@ -86,7 +86,8 @@ class Group:
     def start(system, options):
         """A worker, with the allocator's settings for all alike, and none for threads: those are set for each visit."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith(THREADING)}
-        environment |= {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "ANNOTATED_DATA": str((BUILD / "data").resolve()), **ALLOCATOR}
+        environment |= {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", **ALLOCATOR,
+                        "ANNOTATED_DATA": str((BUILD / "data").resolve())}
         name, _, revision = system.partition("@")
         folder = checkout(revision) if revision else Path.cwd()
         command = [sys.executable, "-m", "benchmarks.worker", name, options.device]

@@ -35,7 +35,7 @@ class System:
     def __init__(self, size, precision=None, device="cpu", compiled=False):
         self.size, self.device = SIZES[size], torch.device(device)
         torch.manual_seed(0)
-        self.build(*(getattr(self.size, name) for name in ("N", "d_model", "d_ff", "h", "vocab_size")))
+        self.build(*(getattr(self.size, name) for name in ("N", "d_model", "d_ff", "h", "vocab_size", "positions")))
         self.model.to(self.device)
         if precision is None:
             self.model.train()
@@ -80,10 +80,11 @@ class System:
 class Annotated(System):
     """The library of the book, through its own functions."""
 
-    def build(self, N, d_model, d_ff, h, vocab_size):
+    def build(self, N, d_model, d_ff, h, vocab_size, positions):
         from annotated.model.transformer import Transformer, TransformerConfig
 
-        self.model = Transformer(TransformerConfig(vocab_size, N=N, d_model=d_model, d_ff=d_ff, h=h, dropout=0.1))
+        self.model = Transformer(TransformerConfig(vocab_size, N=N, d_model=d_model, d_ff=d_ff, h=h, dropout=0.1,
+                                                   max_length=positions))
 
     def make_optimizer(self):
         from annotated.fast.prepare import prepare
@@ -166,11 +167,11 @@ class AnnotatedEngine(Annotated):
 class TorchModel(nn.Module):
     """`torch.nn.Transformer` with the usual embeddings, positions and generator."""
 
-    def __init__(self, N, d_model, d_ff, h, vocab_size):
+    def __init__(self, N, d_model, d_ff, h, vocab_size, positions):
         super().__init__()
         self.embedding = nn.Embedding(vocab_size, d_model, padding_idx=PAD)
         nn.init.normal_(self.embedding.weight, std=d_model**-0.5)
-        self.register_buffer("table", sinusoids(512, d_model), persistent=False)
+        self.register_buffer("table", sinusoids(positions, d_model), persistent=False)
         self.dropout = nn.Dropout(0.1)
         self.transformer = nn.Transformer(d_model, h, N, N, d_ff, dropout=0.1, batch_first=True)
         self.generator = nn.Linear(d_model, vocab_size, bias=False)
@@ -206,14 +207,14 @@ class Torch(System):
         return smoothed(self.model(source, target_in), target_out)
 
 
-def marian_model(N, d_model, d_ff, h, vocab_size):
+def marian_model(N, d_model, d_ff, h, vocab_size, positions):
     """MarianMT with random weights, its activation the one of the paper; the pad, begin and end ids are ours."""
     from transformers import MarianConfig, MarianMTModel
 
     config = MarianConfig(
         vocab_size=vocab_size, d_model=d_model, encoder_layers=N, decoder_layers=N, encoder_ffn_dim=d_ff, decoder_ffn_dim=d_ff,
         encoder_attention_heads=h, decoder_attention_heads=h, dropout=0.1, attention_dropout=0.0, activation_dropout=0.0,
-        activation_function="relu", scale_embedding=True, max_position_embeddings=512, pad_token_id=PAD, eos_token_id=END,
+        activation_function="relu", scale_embedding=True, max_position_embeddings=positions, pad_token_id=PAD, eos_token_id=END,
         decoder_start_token_id=BEGIN, forced_eos_token_id=None, share_encoder_decoder_embeddings=True, tie_word_embeddings=True)
     model = MarianMTModel(config)
     for position in (END, PAD):
@@ -238,7 +239,7 @@ class Marian(System):
 
 
 class XTransformers(System):
-    def build(self, N, d_model, d_ff, h, vocab_size):
+    def build(self, N, d_model, d_ff, h, vocab_size, positions):
         from x_transformers import XTransformer
 
         stack = {"num_tokens": vocab_size, "depth": N, "heads": h, "max_seq_len": 128, "attn_dim_head": d_model // h,
@@ -262,7 +263,7 @@ class XTransformers(System):
 
 
 class JoeyNMT(System):
-    def build(self, N, d_model, d_ff, h, vocab_size):
+    def build(self, N, d_model, d_ff, h, vocab_size, positions):
         from types import SimpleNamespace
 
         from joeynmt.model import build_model

@@ -18,6 +18,7 @@ class Size:
     d_ff: int
     h: int
     vocab_size: int
+    positions: int = 512  # most tokens of a side
 
     @property
     def weights(self):

@@ -122,13 +122,18 @@ class Bench:
         return machine_rates(self.device)
 
     def build(self, size, precision=None):
-        """Make the model; says how many parameters it has, and which versions are at work. precision: of decoding."""
+        """Make the model; says how many parameters it has, and which versions are at work.
+
+        size: a name in `work.SIZES`, or the fields of a `work.Size`; precision: of decoding.
+        """
         from . import systems
 
         versions = {"python": sys.version.split()[0], "torch": torch.__version__}
         with suppress(metadata.PackageNotFoundError):
             package = PACKAGES[self.name.split(",")[0]]
             versions[package] = metadata.version(package)
+        if isinstance(size, dict):
+            work.SIZES["given"], size = work.Size(**size), "given"
         self.size, self.system = size, systems.make(self.name, size, precision, self.device)
         return {"parameters": self.system.parameters(), "versions": versions}
 
@@ -148,6 +153,16 @@ class Bench:
             self.give_back()
         return result
 
+    def profile(self, precision, setting, steps=3):
+        """Seconds of a training step by operation, each without those that it calls: {name: seconds}; after two steps untimed."""
+        from torch.profiler import ProfilerActivity, profile
+
+        self.system.arrange(*setting)
+        self._train(precision, 2)
+        with profile(activities=[ProfilerActivity.CPU]) as kept:
+            self._train(precision, steps)
+        return {row.key: row.self_cpu_time_total / 1e6 / steps for row in kept.key_averages()}
+
     def give_back(self):
         """Give back memory that is free, and begin a new peak; whether there is a peak to be known."""
         known = peak_reset()
@@ -160,31 +175,31 @@ class Bench:
         """What to do untimed: one unit, or two where a compiler sees more at the second."""
         return options | {"units": 2 if "compiled" in self.name else 1}
 
-    def _batches(self, units, tokens):
+    def _batches(self, units, tokens, length=32):
         """The batches of a cell, made once."""
-        if (units, tokens) not in self.data:
+        if (units, tokens, length) not in self.data:
             from annotated.data.batches import Batch
 
-            pairs = work.sentences(np.concatenate([work.equal_lengths(tokens)] * units), work.SIZES[self.size].vocab_size)
+            pairs = work.sentences(np.concatenate([work.equal_lengths(tokens, length)] * units), work.SIZES[self.size].vocab_size)
             of_one = len(pairs) // units
             collated = [Batch.collate(pairs[i * of_one:(i + 1) * of_one]).to(self.device) for i in range(units)]
-            self.data[units, tokens] = [(batch.source, batch.target_in, batch.target_out) for batch in collated]
-        return self.data[units, tokens]
+            self.data[units, tokens, length] = [(batch.source, batch.target_in, batch.target_out) for batch in collated]
+        return self.data[units, tokens, length]
 
-    def _train(self, precision, units=1, tokens=work.TOKENS):
+    def _train(self, precision, units=1, tokens=work.TOKENS, length=32):
         total = 0
-        for batch in self._batches(units, tokens):
+        for batch in self._batches(units, tokens, length):
             loss = self.system.train_step(batch, precision)
             if not 0 < loss < 1e7:
                 raise ArithmeticError(f"the loss is {loss}")
             total += int((batch[2] != work.PAD).sum())
         return total
 
-    def _write(self, precision, beam=1, batch=1, units=1, written=work.WRITTEN):
+    def _write(self, precision, beam=1, batch=1, units=1, written=work.WRITTEN, source=work.SOURCE):
         size, total = work.SIZES[self.size], 0
         draw = np.random.default_rng(batch)
         for _ in range(units):
-            ids = draw.integers(4, size.vocab_size - 1, (batch, work.SOURCE))
+            ids = draw.integers(4, size.vocab_size - 1, (batch, source))
             ids[:, -1] = work.END
             found = self.system.write(torch.tensor(ids, device=self.device), beam, written)
             lengths = {len(row) for row in found}
