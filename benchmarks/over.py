@@ -135,15 +135,27 @@ def draw(runs):
 # -- what the two READMEs quote ---------------------------------------------------------------------------------------
 
 
-def quote(runs, cell, precision="best", what=work.SPEED, among=(), named=True):
-    """Worst and median of a claim, and beside whom."""
+def claim_of(cell, precision="best", what=work.SPEED, among=()):
+    """The claim of this cell among those that are aimed at."""
     wanted = cell, precision, what, among
-    claim, = (claim for claim in work.AIMS if (claim.cell, claim.precision, claim.what, claim.among) == wanted)
+    return next(claim for claim in work.AIMS if (claim.cell, claim.precision, claim.what, claim.among) == wanted)
+
+
+def quote(runs, *claim, named=True, **more):
+    """Worst and median of a claim, and beside whom; arguments as for `claim_of`."""
+    claim = claim_of(*claim, **more)
     found = figures(runs, claim)
     worst, middle, _ = spread(found, claim)
-    form = "{:.0%}" if what == work.SHARE else "{:.2f}"
+    form = "{:.0%}" if claim.what == work.SHARE else "{:.2f}"
     figure = " / ".join(map(form.format, (worst, middle)[: len(found)]))  # one run has one figure
-    return figure + f" × {peers(found)}" * (named and what != work.SHARE)
+    return figure + f" × {peers(found)}" * (named and claim.what != work.SHARE)
+
+
+def greedy(runs, size, among=()):
+    """What greedy decoding of one sentence and of 32 found, and beside whom."""
+    cells = [f"greedy, {size}, batch {batch}" for batch in (1, 32)]
+    beside = peers([one for cell in cells for one in figures(runs, claim_of(cell, among=among))])
+    return f"{size} {' and '.join(quote(runs, cell, among=among, named=False) for cell in cells)} × {beside}"
 
 
 def extent(runs):
@@ -158,25 +170,20 @@ def of_code(runs):
     return f"at {revisions}"
 
 
-def writing(runs, cell):
-    """Both claims of a cell of decoding: by the quickest engine, and by PyTorch alone."""
-    return f"{quote(runs, cell)}, by PyTorch alone {quote(runs, cell, among=work.PYTORCH)}"
-
-
 def row_of_readme(runs):
     """The row of README.md on speed."""
     train = [f"{kind} {quote(runs, 'train, base', kind)}" for kind in ("bf16", "fp32")]
-    write = [f"{size}, {words} {writing(runs, f'greedy, {size}, batch {batch}')}" for size in ("base", "tiny")
-             for batch, words in ((1, "one sentence"), (32, "32 sentences"))]
+    best, alone = ("; ".join(greedy(runs, size, among) for size in ("base", "tiny")) for among in ((), work.PYTORCH))
     return (f"| speed beside the quickest peer of each task, {extent(runs)}, {of_code(runs)} "
-            f"| training, base: {'; '.join(train)}. "
-            f"Greedy decoding: {'; '.join(write)} |")
+            f"| training, base: {'; '.join(train)}. Greedy decoding of one and of 32 sentences, by the quickest engine: {best}; "
+            f"by PyTorch alone: {alone} |")
 
 
 def row_of_results(runs):
     """The row of results/README.md on speed, without its last column."""
     parts = [f"training {size} in {kind} {quote(runs, f'train, {size}', kind)}" for size in ("base", "tiny") for kind in ("bf16", "fp32")]
-    parts += [f"{task}, {size}, {batch} sentence{'s' * (batch > 1)} {writing(runs, f'{task}, {size}, batch {batch}')}"
+    parts += [f"{task}, {size}, {batch} sentence{'s' * (batch > 1)} {quote(runs, f'{task}, {size}, batch {batch}')}, "
+              f"by PyTorch alone {quote(runs, f'{task}, {size}, batch {batch}', among=work.PYTORCH)}"
               for size in ("base", "tiny") for task in ("greedy", "beam 4") for batch in (1, 32)]
     parts.append(f"by itself, training base in bf16 takes {quote(runs, 'train, base', 'bf16', work.SHARE)} of the measured matrix rate")
     parts.append("peak memory, training base: " + ", ".join(f"{kind} {quote(runs, 'train, base', kind, work.MEMORY)}"
