@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         translate as translate,
     )
     from annotated.fast.prepare import prepare as prepare
+    from annotated.views import look as look
     from annotated.charts.attention import (
         attention_heatmap as attention_heatmap,
         attention_lines as attention_lines,
@@ -78,6 +79,7 @@ _HOMES = {
     "translate": "translation.search", "greedy_decode": "translation.search",
     "beam_search": "translation.search", "sample": "translation.search",
     "prepare": "fast.prepare",
+    "look": "views",
     "attention_heatmap": "charts.attention", "attention_lines": "charts.attention",
     "save_chart": "charts.export",
 }

@@ -24,7 +24,7 @@ from annotated.data.corpora import Corpus
 from annotated.data.prepared import load_prepared, prepare_corpus
 from annotated.data.tokenizers import BEGIN, END, UNKNOWN, SubwordTokenizer, WordTokenizer
 from annotated.data.toy_language import generate_corpus
-from annotated.fast import prepare
+from annotated.fast import engines, prepare
 from annotated.fast.chunked_loss import ChunkedLoss
 from annotated.fast.engines import make_engine
 from annotated.interop import ctranslate2, hugging_face
@@ -423,6 +423,13 @@ def test_score_measures_what_translate_writes_and_tells_auto_what_valid_says(tmp
     main(["score", str(tmp_path / "bare"), str(own), "test", str(tmp_path / "again"), "--beam", "2", "--alpha", "0.5"])
     bare = read_json(tmp_path / "again/test.json")
     assert bare["entries"] == facts["entries"] and bare["training"] is None and bare["log"] is None
+    assert (bare["engine"], bare["precision"]) == ("torch", "fp32")
+    monkeypatch.setenv("ANNOTATED_DATA", str(tmp_path))
+    monkeypatch.setattr(engines, "apart", lambda *_: 9.9)  # no engine computes this model
+    given = ["--engine", "ctranslate2", "--precision", "bf16"]
+    main(["score", str(tmp_path / "bare"), str(own), "test", str(tmp_path / "third"), *given])
+    third = read_json(tmp_path / "third/test.json")
+    assert (third["engine"], third["precision"]) == ("torch", "fp32"), "the report names what computed, not what was asked for"
 
 
 def test_score_joins_moses_tokens_and_compares_with_the_plain_references(tmp_path, capsys):

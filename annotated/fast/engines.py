@@ -11,6 +11,7 @@ import hashlib
 import random
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +23,7 @@ from annotated import files
 from annotated.data.tokenizers import BEGIN, END
 from annotated.interop.ctranslate2 import export_to_ctranslate2, translate_ids
 from annotated.interop.hugging_face import export_to_hugging_face, library_form
+from annotated.results import describe_machine, read_json
 from annotated.training.loop import evaluating
 from annotated.translation.search import IncrementalDecoder, search
 
@@ -31,6 +33,7 @@ class Engine:
     """What turns lists of source ids into lists of target ids, and scores given ones (6.1)."""
 
     name: str
+    precision: str
     search: Callable  # of lists of ids, beam, alpha
     score: Callable  # of source ids and target ids, both with END: log P of each target token
 
@@ -55,18 +58,23 @@ def _torch_engine(saved, precision):
     if precision == "int8":
         raise ValueError("engine 'torch' computes in fp32 or bf16: for int8 give another engine")
     model = copy.deepcopy(saved.model).bfloat16() if precision == "bf16" else saved.model
-    return Engine("torch", partial(search, model), partial(_score_by_steps, model))
+    return Engine("torch", precision, partial(search, model), partial(_score_by_steps, model))
 
 # %% ../../notebooks/91_engines.ipynb #en000010
 _QUANTIZATION = {"fp32": None, "bf16": "bfloat16", "int8": "int8"}  # CTranslate2's words
 
 
+def _kept_as(saved, name):
+    """Where something made from a checkpoint is kept: another path for other weights."""
+    digest = hashlib.sha256(repr((saved.model.config, saved.tokenizer.as_dict())).encode())
+    for key, weight in sorted(saved.model.state_dict().items()):
+        digest.update(key.encode() + weight.detach().float().cpu().numpy().tobytes())
+    return files.data_root() / "engines" / f"{name}-{digest.hexdigest()[:16]}"
+
+
 def _converted(saved, precision):
     """The folder for CTranslate2 of a checkpoint, made if it is not there."""
-    digest = hashlib.sha256(repr((saved.model.config, saved.tokenizer.as_dict())).encode())
-    for name, weight in sorted(saved.model.state_dict().items()):
-        digest.update(name.encode() + weight.detach().float().cpu().numpy().tobytes())
-    folder = files.data_root() / "engines" / f"ctranslate2-{precision}-{digest.hexdigest()[:16]}"
+    folder = _kept_as(saved, f"ctranslate2-{precision}")
     if not folder.exists():
         with tempfile.TemporaryDirectory() as temporary:
             exported = Path(temporary) / "hugging_face"
@@ -96,7 +104,7 @@ def _ctranslate2_engine(saved, precision):
     def score(source, target):
         return translator.score_batch([pieces(source)], [pieces(target[:-1])])[0].log_probs
 
-    return Engine("ctranslate2", found, score)
+    return Engine("ctranslate2", precision, found, score)
 
 # %% ../../notebooks/91_engines.ipynb #en000012
 TOLERANCE = {"fp32": 0.001, "bf16": 0.3, "int8": 0.6}  # of the log-probability of a token, nats
@@ -123,6 +131,55 @@ def apart(engine, saved, sources):
         largest = max(largest, *(abs(a - b) for a, b in zip(ours, plain, strict=True)))
     return largest
 
+# %% ../../notebooks/91_engines.ipynb #en00012b
+def _seconds(engine, sources):
+    """Seconds per sentence: the best of three times after one that is not counted."""
+    engine(sources)
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        engine(sources)
+        times.append(time.perf_counter() - start)
+    return min(times) / len(sources)
+
+
+def _measured(saved, precision, sources):
+    """{engine: its seconds per sentence, or in words why it cannot be taken}."""
+    found = {}
+    for name, make in ENGINES.items():
+        try:
+            engine = make(saved, precision)
+        except (ImportError, ValueError) as error:
+            found[name] = str(error)
+            continue
+        right = apart(engine, saved, sources) <= TOLERANCE[precision]
+        found[name] = _seconds(engine, sources) if right else "it computes another model"
+    return found
+
+# %% ../../notebooks/91_engines.ipynb #en00012c
+def quickest_engine(saved, precision, sources):
+    """The name of the quickest engine for a model on this machine; standard error says why.
+
+    It is measured once and kept in the data folder. ValueError if no engine computes the model.
+    """
+    path = _kept_as(saved, f"auto-{precision}").with_suffix(".json")
+    machine = describe_machine(next(saved.model.parameters()).device)
+    kept = read_json(path) if path.is_file() else {}
+    if kept.get("machine") != machine:
+        kept = {"machine": machine, "engines": _measured(saved, precision, sources)}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.write_json(path, kept)
+    seconds = {name: told for name, told in kept["engines"].items() if not isinstance(told, str)}
+    words = "; ".join(f"{name}: " + (f"{1000 * seconds[name]:.2g} ms per sentence"
+                                     if name in seconds else told)
+                      for name, told in kept["engines"].items())
+    if not seconds:
+        raise ValueError(f"no engine computes this model in {precision} ({words})")
+    best = min(seconds, key=seconds.get)
+    print(f"The engine is {best} ({words}); measured once, "
+          f"and kept as {path.name} in the data folder.", file=sys.stderr)
+    return best
+
 # %% ../../notebooks/91_engines.ipynb #en000013
 ENGINES = {"torch": _torch_engine, "ctranslate2": _ctranslate2_engine}
 
@@ -130,16 +187,20 @@ ENGINES = {"torch": _torch_engine, "ctranslate2": _ctranslate2_engine}
 def make_engine(name, saved, precision="fp32", sentences=()):
     """An `Engine` for `translate`, a function of (lists of source ids, beam, alpha).
 
-    name: "torch" or "ctranslate2"; saved: a `Checkpoint`; precision: "fp32", "bf16" or "int8";
-    sentences: a few of its source language, on which the engine is compared with the plain model.
-    If it differs, standard error says so and PyTorch computes. ValueError for another name or
-    precision and for a model that the engine cannot compute, ImportError without its package.
+    name: "torch", "ctranslate2", or "auto" for the quickest; saved: a `Checkpoint`; precision:
+    "fp32", "bf16" or "int8"; sentences: a few of its source language, on which the engine is
+    compared with the plain model. If it differs, standard error says so and PyTorch computes.
+    ValueError for another name or precision and for a model that the engine cannot compute,
+    ImportError without its package.
     """
-    for what, value, known in (("engine", name, ENGINES), ("precision", precision, TOLERANCE)):
+    names = *ENGINES, "auto"
+    for what, value, known in (("engine", name, names), ("precision", precision, TOLERANCE)):
         if value not in known:
             raise ValueError(f"{what} {value!r} is unknown: give one of {', '.join(known)}")
+    sources = _examples(saved, sentences)
+    name = quickest_engine(saved, precision, sources) if name == "auto" else name
     engine = ENGINES[name](saved, precision)
-    difference = apart(engine, saved, _examples(saved, sentences))
+    difference = apart(engine, saved, sources)
     if difference <= TOLERANCE[precision]:
         return engine
     print(f"The engine {name} in {precision} is not this model: its log-probabilities are up to "

@@ -79,8 +79,35 @@ def test_a_sentence_beyond_the_table_of_positions_is_not_cut(saved):
     assert make_engine("ctranslate2", saved)(long) == search(saved.model, long)
 
 
+def test_auto_takes_the_quickest_and_measures_once_for_a_machine_and_a_model(saved, monkeypatch, capsys):
+    seconds, timed = {"torch": 0.002, "ctranslate2": 0.001}, []
+    monkeypatch.setattr(engines, "_seconds", lambda engine, sources: timed.append(engine.name) or seconds[engine.name])
+    assert make_engine("auto", saved).name == "ctranslate2" and timed == ["torch", "ctranslate2"]
+    assert "The engine is ctranslate2 (torch: 2 ms per sentence; ctranslate2: 1 ms per sentence); measured once" in capsys.readouterr().err
+    seconds["torch"] = 0.0001
+    assert make_engine("auto", saved).name == "ctranslate2" and len(timed) == 2, "what was measured is kept"
+    assert "torch: 2 ms per sentence" in capsys.readouterr().err
+    monkeypatch.setattr(engines, "describe_machine", lambda device: "another machine")
+    assert make_engine("auto", saved).name == "torch" and len(timed) == 4
+    assert make_engine("auto", saved, "bf16").name == "torch" and len(timed) == 6, "each precision has its own choice"
+    with torch.no_grad():
+        saved.model.encoder.layers[0].feed_forward.W_1.bias += 0.1
+    assert make_engine("auto", saved).name == "torch" and len(timed) == 8, "other weights are another model"
+
+
+def test_auto_leaves_out_what_cannot_compute_the_model_and_says_why(saved, monkeypatch, capsys):
+    monkeypatch.setattr(PositionwiseFeedForward, "forward",
+                        lambda self, x: self.W_2(nn.functional.silu(self.W_1(x))))
+    monkeypatch.setattr(engines, "_seconds", lambda engine, sources: {"torch": 9.0, "ctranslate2": 1.0}[engine.name])
+    assert make_engine("auto", saved).name == "torch"
+    assert "ctranslate2: it computes another model" in capsys.readouterr().err
+    monkeypatch.setitem(engines.ENGINES, "ctranslate2", lambda *_: exec("raise ImportError('no ctranslate2 here')"))
+    with pytest.raises(ValueError, match="no engine computes this model in int8 .*for int8 give another.*no ctranslate2 here"):
+        make_engine("auto", saved, "int8")
+
+
 @pytest.mark.parametrize("name, precision, message", [
-    ("onnx", "fp32", "engine 'onnx' is unknown: give one of torch, ctranslate2"),
+    ("onnx", "fp32", "engine 'onnx' is unknown: give one of torch, ctranslate2, auto"),
     ("torch", "fp8", "precision 'fp8' is unknown")])
 def test_unknown_names_are_refused(saved, name, precision, message):
     with pytest.raises(ValueError, match=message):
