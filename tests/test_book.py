@@ -43,7 +43,7 @@ def test_stored_notebook_is_executed_and_normalised(path):
     counts = [cell.execution_count for cell in code if cell.source.strip()]
     assert counts == list(range(1, len(counts) + 1)), "not executed top to bottom: run `make sync`"
     for cell in notebook.cells:
-        hidden = cell.cell_type == "code" and folded(cell, path.name[:2])
+        hidden = cell.cell_type == "code" and folded(cell)
         kept = {name: value for name, value in cell.metadata.items() if name != "tags"}
         assert kept == ({"jupyter": {"source_hidden": True}} if hidden else {})
         for output in cell.get("outputs", []):

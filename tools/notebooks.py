@@ -24,7 +24,6 @@ TRAINS = ("17", "21", "22", "23")  # pages that train a model for minutes
 NAMES = re.compile(r"^__all__ = \[[^\]]*\]", re.MULTILINE)
 DEFAULT = r"^#\|\s*default_exp\s+(\S+)"
 EXPORTED = re.compile(r"^#\|\s*exporti?\b", re.MULTILINE)
-LIBRARY_FOLDS = "10"  # from this page on library code is folded away; before it the code is what the page is about
 # One thread a page, so that the digits do not depend on the machine's number of cores. Where there are two, one that waits for the other
 # must sleep: beside other work a waiting thread that spins keeps the one it waits for off the processor, and a minute becomes twenty.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GOMP_SPINCOUNT": "1000", "TOKENIZERS_PARALLELISM": "false"}
@@ -84,22 +83,21 @@ def role(cell):
     return "check" if re.match(r"# C\d+", code) else ""
 
 
-def folded(cell, page):
-    """Whether the source of a code cell is folded away, on the site and in JupyterLab; page: its number, such as "05"."""
-    kind = role(cell)
-    return kind in ("imports", "drawing") or kind == "library" and page >= LIBRARY_FOLDS
+def folded(cell):
+    """Whether the source of a code cell is folded away, on the site and in JupyterLab."""
+    return role(cell) in ("imports", "drawing", "library")
 
 
-def normalise(notebook, page):
-    """Keep only what a run produces on every machine, and what its place in the book decides.
+def normalise(notebook):
+    """Keep only what a run produces on every machine.
 
-    Counts from 1, tags, and no name, time or version; JupyterLab shows what is `folded` on this page by its outputs alone.
+    Counts from 1, tags, and no name, time or version; JupyterLab shows what is `folded` by its outputs alone.
     """
     notebook.metadata = nbformat.from_dict(KEPT_METADATA)
     count = 0
     for cell in notebook.cells:
         kept = {"tags": cell.metadata["tags"]} if cell.metadata.get("tags") else {}
-        if cell.cell_type == "code" and folded(cell, page):
+        if cell.cell_type == "code" and folded(cell):
             kept["jupyter"] = {"source_hidden": True}
         cell.metadata = nbformat.from_dict(kept)
         if cell.cell_type != "code":

@@ -11,24 +11,35 @@ import nbformat
 
 from notebooks import ROOT, folded, pages
 
-WORDS, LINES, PICTURES = 220, 40, 5  # that a reader takes in within a minute
+WORDS, LINES, PICTURES = 150, 25, 3  # that a reader takes in within a minute
 
 Length = namedtuple("Length", "words lines pictures minutes")  # lines: of code that is not folded away
 Stop = namedtuple("Stop", "page sections why minutes")  # of the two-hour path: a page, and what of it to read (None: all)
 
 
+def words(line):
+    """How many words a line has: whatever stands between spaces and has a letter or a digit, so no bars of tables."""
+    return sum(any(map(str.isalnum, word)) for word in line.split())
+
+
 def length(path, sections=None):
-    """The Length of a page, or of some of its sections and what stands before the first; ValueError for a section that is not there."""
-    counts, section, seen = [0, 0, 0], "", set()
+    """The Length of a page, or of some of its sections and what stands before the first; ValueError for a section that is not there.
+
+    A section is a heading of the second level, or one of the third below it: "Checks", or "Checks / What the mask guarantees".
+    """
+    counts, section, part, seen = [0, 0, 0], "", "", set()
     for cell in nbformat.read(path, as_version=4).cells:
         if cell.cell_type == "markdown":
             for line in cell.source.split("\n"):
-                section = line.removeprefix("## ") if line.startswith("## ") else section
-                seen.add(section)
-                counts[0] += len(line.split()) if not sections or section in ("", *sections) else 0
-        elif "hide-cell" not in cell.metadata.get("tags", []) and (not sections or section in ("", *sections)):
+                if line.startswith("## "):
+                    section = part = line.removeprefix("## ")
+                elif line.startswith("### "):
+                    part = f"{section} / {line.removeprefix('### ')}"
+                seen |= {section, part}
+                counts[0] += words(line) if not sections or {section, part} & {"", *sections} else 0
+        elif "hide-cell" not in cell.metadata.get("tags", []) and (not sections or {section, part} & {"", *sections}):
             shown = [line for line in cell.source.split("\n") if line.strip() and not re.match(r"#\||# alt: ", line)]
-            counts[1] += 0 if folded(cell, path.name[:2]) else len(shown)
+            counts[1] += 0 if folded(cell) else len(shown)
             counts[2] += sum("image/png" in output.get("data", {}) for output in cell.outputs)
     if missing := set(sections or ()) - seen:
         raise ValueError(f"{path.name} has no section {', '.join(sorted(missing))}")

@@ -95,7 +95,7 @@ def relink(text):
     return TO_TEST.sub(test, TO_CELL.sub(r"](#cell-\1)", text)).replace("](../docs/", "](")
 
 
-def label(cell, page, section):
+def label(cell, section):
     """What a reader may know of a code cell before reading it: (tags, which give it its look, and the words on what is folded)."""
     what, tags = role(cell), cell.metadata.get("tags", [])
     names = ", ".join(re.findall(r"^(?:class|def) (\w+)", cell.source, re.MULTILINE))
@@ -103,7 +103,7 @@ def label(cell, page, section):
              "library": f"Library code: {names}" if names else "Library code: constants"}.get(what)
     if "hide-cell" in tags:
         return tags, "Solution" if section == "Exercises" else "Code and output"
-    return [*tags, *([what] if what else []), *(["hide-input"] if folded(cell, page) else [])], words
+    return [*tags, *([what] if what else []), *(["hide-input"] if folded(cell) else [])], words
 
 
 def stage(path, folder, below_title=""):
@@ -118,7 +118,7 @@ def stage(path, folder, below_title=""):
             cell.source = relink(cell.source)
             section = (re.findall(r"^## (.*)", cell.source, re.MULTILINE) or [section])[-1]
             continue
-        cell.metadata["tags"], words = label(cell, path.name[:2], section)
+        cell.metadata["tags"], words = label(cell, section)
         prompts = {"code_prompt_show": words, "code_prompt_hide": words} if words else {}
         alt, outputs = ALT.search(cell.source), []
         cell.metadata["mystnb"] = {**prompts, **({"image": {"alt": alt[1]}} if alt else {})}

@@ -28,7 +28,7 @@ def adopt(folder, numbers):
         notebook = jupytext.read(sources[0])
         if target.exists():
             notebook = combine_inputs_with_outputs(notebook, nbformat.read(target, as_version=4))
-        nbformat.write(normalise(notebook, number), target)
+        nbformat.write(normalise(notebook), target)
 
 
 def main():
@@ -45,7 +45,7 @@ def main():
     os.environ["PAGE_SECONDS"] = "1e9"  # what is stored has all the updates that its page asks for, however slow the machine
     for path in [] if options.export else chosen:
         start = time.time()
-        notebook = normalise(execute(nbformat.read(path, as_version=4)), path.name[:2])
+        notebook = normalise(execute(nbformat.read(path, as_version=4)))
         wrong = complaints(notebook)
         if wrong:
             raise SystemExit("\n".join([f"{path.name}:", *wrong]))
