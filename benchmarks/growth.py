@@ -75,7 +75,7 @@ def numbers(one):
         rows, kept = one.batch * one.beam, 2 * size.d_model * size.N * one.length
         return weights + 2 * rows * kept + one.batch * kept + rows * size.vocab_size  # kept keys and values, twice where rows move
     layers = size.N * (24 * size.d_model + 4 * size.d_ff)  # encoder and decoder, what backward needs
-    scores = size.N * 3 * 3 * size.h * one.length  # three attentions, three matrices each
+    scores = size.N * 3 * 3 * size.h * one.length * (one.length <= 64)  # beyond, the fused function keeps none
     logits = min(one.tokens, (1 << 25) // size.vocab_size) * size.vocab_size  # ours makes 128 MB of them at a time
     return 4 * weights + one.tokens * (layers + scores) + logits
 
@@ -95,8 +95,7 @@ def setting(one, system, threads):
     """(workers, threads of each) that suit a system: as the runs of `make bench` found, if no axis says otherwise."""
     if one.axis == "workers":
         return one.workers, 1
-    several = system == "ctranslate2" and one.batch >= 2 * threads
-    return (threads, 1) if several else (1, threads)
+    return (min(threads, one.batch), 1) if system == "ctranslate2" else (1, threads)
 
 
 def measure(one, options, watch):
@@ -164,7 +163,7 @@ def main(arguments=None):
                 watch.start()
                 rows, share = measure(one, options, watch), watch.foreign()
                 result["points"].append({"task": task, "axis": axis, "value": value, "operations": operations(one),
-                                         "numbers": numbers(one), "foreign": round(share, 3), "systems": rows})
+                                         "numbers": numbers(one), "foreign": round(share, 3), **provenance(), "systems": rows})
                 options.out.write_text(json.dumps(result, indent=1) + "\n")
                 words = ", ".join(f"{row['system']} {row.get('tokens_per_second', row.get('failed'))}" for row in rows)
                 print(f"{task} {axis} {value}: {words}{' (disturbed)' * (share > FOREIGN)} [{time.time() - start:.0f} s]", flush=True)

@@ -32,19 +32,19 @@ def by_kind(operations):
 
 
 def main():
-    """Three profiles of each system in turn, each of three steps."""
+    """Five profiles of each system in turn, each of three steps."""
     from annotated.results import provenance
 
     options = SimpleNamespace(device="cpu", threads=os.cpu_count())
     BUILD.mkdir(parents=True, exist_ok=True)
     result = {"command": "python -m benchmarks.profile", "machine": machine_facts(options), "seed": 0, "data": "random ids, 2,048 target "
-              "tokens a step, base, bf16", "metric": "seconds per step by kind of operation, self time, three profiles of three steps",
+              "tokens a step, base, bf16", "metric": "seconds per step by kind of operation, self time, five profiles of three steps",
               **provenance(), "systems": {name: [] for name in SYSTEMS}}
     workers = {name: Group.start(name, options) for name in SYSTEMS}
     try:
         for worker in workers.values():
             worker.ask(300, do="build", size="base")
-        for _ in range(3):
+        for _ in range(5):
             for name, worker in workers.items():
                 operations = worker.ask(600, do="profile", precision="bf16", setting=(1, options.threads))
                 settle(worker.process.pid)

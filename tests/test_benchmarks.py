@@ -1,5 +1,6 @@
 """The benchmarks measure what they say: by numbers made by hand, by PyTorch's own counter, and with systems that are made up."""
 
+import dataclasses
 import functools
 import itertools
 import json
@@ -15,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from annotated.model.transformer import Transformer, TransformerConfig
 from benchmarks import __main__ as program
-from benchmarks import over, protocol, report, work
+from benchmarks import growth, over, profile, protocol, report, work
 from benchmarks.protocol import Worker, WorkerFailed
 from benchmarks.systems import make
 from benchmarks.worker import Bench
@@ -66,9 +67,7 @@ def run_of(cells, rates=(), **changes):
             "load": {"before": 0.0, "worst": 0.0}, "disturbed": False, "revision": "1234567890"} | changes
 
 
-def claim_of(cell, precision="best", what=work.SPEED):
-    claim, = (claim for claim in work.AIMS if (claim.cell, claim.precision, claim.what) == (cell, precision, what))
-    return claim
+claim_of = over.claim_of
 
 
 # -- figures --------------------------------------------------------------------------------------------------------
@@ -110,7 +109,7 @@ def test_every_aim_is_measured_by_some_cell(compiled):
     assert {claim.cell for claim in work.AIMS} == {cell.name for cell in cells}, "every cell has an aim"
     entrants = [(cell.name, entrant) for cell in cells for entrant in cell.entrants]
     assert len(set(entrants)) == len(entrants)
-    expected = {*work.TRAINERS, "ctranslate2", *(work.COMPILED if compiled else ())}
+    expected = {*work.TRAINERS, *work.WITH_WORKERS, *(work.COMPILED if compiled else ())}
     assert {entrant.system for _, entrant in entrants} == expected
 
 
@@ -143,6 +142,11 @@ def test_a_claim_is_against_the_quickest_peer_that_ran():
     assert found == 1.2 and peer["name"] == "joeynmt bf16"
     found, peer = report.figure(run_of([cell]), work.Claim(cell["name"], "fp32", 1.0))
     assert found == 2.0 and peer["name"] == "marian fp32"
+    found, peer = report.figure(run_of([cell]), claim_of(cell["name"], among=work.PYTORCH))
+    assert found == 4.0 and peer["name"] == "marian fp32", "of those that write with PyTorch alone"
+    engine = cell | {"entrants": [*cell["entrants"], row("annotated, CTranslate2", "int8", [0.5])]}
+    assert report.figure(run_of([engine]), claim_of(cell["name"]))[0] == 2.4, "the quickest of ours, whatever engine it is"
+    assert report.figure(run_of([engine]), claim_of(cell["name"], among=work.PYTORCH))[0] == 4.0
     assert report.figure(run_of([cell]), claim_of("beam 4, base, batch 32")) is None, "another cell"
     assert report.figure(run_of([cell | {"entrants": peers}]), claim_of(cell["name"])) is None, "ours failed"
     assert report.best_of(cell, ["ctranslate2"])["name"] == "ctranslate2 int8" and report.best_of(cell, ["torch"]) is None
@@ -221,7 +225,9 @@ def test_worst_median_and_best_over_all_runs_by_hand():
     assert f"| greedy, base, batch 32 | {work.SPEED} | CTranslate2 or MarianMT | 0.50 | 1.20 | 2.00 | ≥ 1.0 | ✗ |" in text
     assert "| 3 | P, 2 threads; under load | 1,000, 1,000, 1,000 | 10 | 3.0 | 30% | 1234567 |" in text
     assert "| 3 | greedy, base, batch 32 | annotated int8 | 2 | 1,280 | marian fp32 | 2 | 1,067 |" in text
-    assert over.reached_by_all(runs) == (0, 1) and over.reached_by_all(runs[1:]) == (1, 1), "reached is what every run reached"
+    alone = "| greedy, base, batch 32, PyTorch alone | times as fast as the quickest peer | MarianMT | 1.20 | 2.00 | 9.00 | ≥ 1.3 | ✗ |"
+    assert alone in text
+    assert over.reached_by_all(runs) == (0, 2) and over.reached_by_all(runs[1:2]) == (2, 2), "reached is what every run reached"
     assert over.quote(runs, claim.cell) == "0.50 / 1.20 × CTranslate2 or MarianMT"
     assert over.extent(runs) == "worst / median of 3 runs on 1 kind of machine"
     assert over.extent(runs[:1]) == "1 run on 1 kind of machine"
@@ -248,9 +254,11 @@ def test_runs_are_reported_by_folder_in_the_order_of_their_numbers(tmp_path, mon
 def test_the_picture_holds_every_run_and_names_the_quickest_peer():
     axis, = over.draw(three_runs()).axes
     name = "greedy, base, batch 32"
-    assert axis.chart_table[1] == [[name, "ctranslate2 int8", 1, 0.5], [name, "ctranslate2 int8", 2, 2.0], [name, "marian fp32", 3, 1.2]]
+    alone = [[f"{name}, PyTorch alone", "marian fp32", number, value] for number, value in ((1, 2.0), (2, 9.0), (3, 1.2))]
+    assert axis.chart_table[1] == [[name, "ctranslate2 int8", 1, 0.5], [name, "ctranslate2 int8", 2, 2.0], [name, "marian fp32", 3, 1.2],
+                                   *alone]
     dots = [line.get_xdata()[0] for line in axis.lines if line.get_marker() == "o"]
-    assert dots == [0.5, 2.0, 1.2] and [text.get_text() for text in axis.texts] == ["CTranslate2 or MarianMT"]
+    assert dots == [0.5, 2.0, 1.2, 2.0, 9.0, 1.2] and [text.get_text() for text in axis.texts] == ["CTranslate2 or MarianMT", "MarianMT"]
 
 
 def test_a_run_is_named_by_machine_and_revision_and_overwrites_none(tmp_path):
@@ -406,10 +414,33 @@ def test_one_disturbed_visit_does_not_decide_a_setting():
     assert max(tried, key=tried.get) == (2, 1) and tried[2, 1] == 1000
 
 
+def test_growth_varies_one_thing_and_counts_what_is_expected():
+    """Operations per token are those of three forward passes; each further layer costs as many as the one before."""
+    base = growth.point("train", "length", 32)
+    for axis, values in growth.AXES["train"].items():
+        points = [growth.point("train", axis, value) for value in values]
+        assert len({(one.size, one.length, one.tokens) for one in points}) == len(values)
+        shared = base in [dataclasses.replace(one, axis="length", value=32) for one in points]
+        assert shared is (axis != "vocabulary"), "all axes cross in one point, but for the vocabulary's"
+    flops = {n: growth.operations(growth.point("train", "depth", n)) for n in (1, 2, 4)}
+    assert flops[4] - flops[2] == pytest.approx(2 * (flops[2] - flops[1]))
+    assert growth.operations(base) == 3 * work.forward_flops(growth.SIZE, [(32, 32)] * 5) / (5 * 32)
+    long, longer = (growth.operations(growth.point("decode", "length", n)) for n in (1024, 2048))
+    assert 1.5 < longer / long < 2, "attention is most of it by then"
+    assert growth.numbers(growth.point("decode", "beam", 4)) > growth.numbers(growth.point("decode", "beam", 1)) > sum(growth.SIZE.weights)
+
+
+def test_a_profile_adds_up():
+    found = profile.by_kind({"aten::mm": 1.0, "aten::addmm": 0.5, "aten::bernoulli_": 0.25, "autograd::engine": 0.125})
+    assert found["matrix products"] == 1.5 and found["random numbers"] == 0.25 and found["the rest"] == 0.125
+    assert sum(found.values()) == 1.875 and list(found)[-1] == "the rest"
+
+
 def test_settings_end_at_the_threads_there_are():
     one, batch, train = (work.Cell(task, "tiny", (), count) for task, count in (("greedy", 1), ("greedy", 32), ("train", 0)))
     assert work.settings(one, 1) == work.settings(batch, 1) == [(1, 1)]
     assert work.settings(one, 6) == work.settings(train, 6) == [(1, 6), (1, 3), (1, 1)], "one sentence is not shared"
+    assert work.settings(batch, 2, "annotated, CTranslate2") == [(2, 1)], "the library's engine chooses by itself"
     assert work.settings(batch, 2) == [(1, 2), (1, 1), (2, 1)] and work.settings(train, 2, "torch, compiled") == [(1, 2)]
 
 

@@ -34,7 +34,7 @@ class FusedAttention(PreparedPart, DotProductAttention):
     def forward(self, query: Queries, key: Keys, value: Values,
                 mask: Mask = None) -> tuple[Float[Tensor, "*#batch queries d_v"], None]:
         """(output, None)."""
-        short = key.size(-2) <= (1024 if query.dtype == torch.bfloat16 else 256)
+        short = key.size(-2) <= (512 if query.dtype == torch.bfloat16 else 64)
         if self.training and query.device.type == "cpu" and short:
             return super().forward(query, key, value, mask)[0], None
         if mask is not None and mask.dtype != torch.bool:  # PyTorch would add it to the scores

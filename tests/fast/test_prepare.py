@@ -114,8 +114,8 @@ def test_fused_attention_drops_in_training_only():
 
 
 @pytest.mark.parametrize("training, dtype, keys, fused", [
-    (True, torch.float32, 256, False), (True, torch.float32, 257, True),
-    (True, torch.bfloat16, 1024, False), (True, torch.bfloat16, 1025, True),
+    (True, torch.float32, 64, False), (True, torch.float32, 65, True),
+    (True, torch.bfloat16, 512, False), (True, torch.bfloat16, 513, True),
     (False, torch.float32, 5, True)])
 def test_training_here_takes_the_formula_for_few_keys(training, dtype, keys, fused, monkeypatch):
     calls, own = [], F.scaled_dot_product_attention
