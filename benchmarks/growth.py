@@ -20,8 +20,7 @@ from .report import FOREIGN
 
 OUT = Path("results/growth.json")
 SIZE = replace(work.SIZES["tiny"], positions=4096)
-PEERS = {"train": "joeynmt", "decode": "ctranslate2"}
-SYSTEMS = {task: ("annotated", peer) for task, peer in PEERS.items()}
+SYSTEMS = {"train": ("annotated", "joeynmt"), "decode": ("annotated", "ctranslate2")}
 AXES = {  # task: {what varies: its values}
     "train": {"length": [16, 32, 64, 128, 256, 512, 1024, 2048], "batch": [512, 1024, 2048, 4096, 8192, 16384],
               "vocabulary": [1000, 4000, 16_000, 64_000], "depth": [1, 2, 4, 8, 16], "width": [64, 128, 256, 512]},
@@ -74,10 +73,9 @@ def numbers(one):
     if one.task == "decode":
         rows, kept = one.batch * one.beam, 2 * size.d_model * size.N * one.length
         return weights + 2 * rows * kept + one.batch * kept + rows * size.vocab_size  # kept keys and values, twice where rows move
-    layers = size.N * (24 * size.d_model + 4 * size.d_ff)  # encoder and decoder, what backward needs
-    scores = size.N * 3 * 3 * size.h * one.length * (one.length <= 64)  # beyond, the fused function keeps none
+    layers = size.N * (24 * size.d_model + 4 * size.d_ff)  # encoder and decoder, what backward needs; the fused function keeps no scores
     logits = min(one.tokens, (1 << 25) // size.vocab_size) * size.vocab_size  # ours makes 128 MB of them at a time
-    return 4 * weights + one.tokens * (layers + scores) + logits
+    return 4 * weights + one.tokens * layers + logits
 
 
 # -- what is measured -----------------------------------------------------------------------------------------------

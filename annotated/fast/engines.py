@@ -160,15 +160,17 @@ def _measured(saved, precision, sources):
 def quickest_engine(saved, precision, sources):
     """The name of the quickest engine for a model on this machine; standard error says why.
 
-    It is measured once and kept in the data folder. ValueError if no engine computes the model.
+    It is measured once and kept in the data folder, unless an engine could not be tried: a package
+    may be installed by the next time. ValueError if no engine computes the model.
     """
     path = _kept_as(saved, f"auto-{precision}").with_suffix(".json")
     machine = describe_machine(next(saved.model.parameters()).device)
     kept = read_json(path) if path.is_file() else {}
     if kept.get("machine") != machine:
         kept = {"machine": machine, "engines": _measured(saved, precision, sources)}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        files.write_json(path, kept)
+        if not any(isinstance(told, str) for told in kept["engines"].values()):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            files.write_json(path, kept)
     seconds = {name: told for name, told in kept["engines"].items() if not isinstance(told, str)}
     words = "; ".join(f"{name}: " + (f"{1000 * seconds[name]:.2g} ms per sentence"
                                      if name in seconds else told)
@@ -176,8 +178,7 @@ def quickest_engine(saved, precision, sources):
     if not seconds:
         raise ValueError(f"no engine computes this model in {precision} ({words})")
     best = min(seconds, key=seconds.get)
-    print(f"The engine is {best} ({words}); measured once, "
-          f"and kept as {path.name} in the data folder.", file=sys.stderr)
+    print(f"The engine is {best}, the quickest here ({words}).", file=sys.stderr)
     return best
 
 # %% ../../notebooks/91_engines.ipynb #en000013

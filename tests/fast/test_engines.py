@@ -83,7 +83,8 @@ def test_auto_takes_the_quickest_and_measures_once_for_a_machine_and_a_model(sav
     seconds, timed = {"torch": 0.002, "ctranslate2": 0.001}, []
     monkeypatch.setattr(engines, "_seconds", lambda engine, sources: timed.append(engine.name) or seconds[engine.name])
     assert make_engine("auto", saved).name == "ctranslate2" and timed == ["torch", "ctranslate2"]
-    assert "The engine is ctranslate2 (torch: 2 ms per sentence; ctranslate2: 1 ms per sentence); measured once" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "The engine is ctranslate2, the quickest here (torch: 2 ms per sentence; ctranslate2: 1 ms per sentence)." in told
     seconds["torch"] = 0.0001
     assert make_engine("auto", saved).name == "ctranslate2" and len(timed) == 2, "what was measured is kept"
     assert "torch: 2 ms per sentence" in capsys.readouterr().err
@@ -104,6 +105,14 @@ def test_auto_leaves_out_what_cannot_compute_the_model_and_says_why(saved, monke
     monkeypatch.setitem(engines.ENGINES, "ctranslate2", lambda *_: exec("raise ImportError('no ctranslate2 here')"))
     with pytest.raises(ValueError, match="no engine computes this model in int8 .*for int8 give another.*no ctranslate2 here"):
         make_engine("auto", saved, "int8")
+
+
+def test_auto_tries_again_what_was_not_installed_before(saved, monkeypatch):
+    monkeypatch.setattr(engines, "_seconds", lambda engine, sources: {"torch": 9.0, "ctranslate2": 1.0}[engine.name])
+    with monkeypatch.context() as without:
+        without.setitem(engines.ENGINES, "ctranslate2", lambda *_: exec("raise ImportError('no ctranslate2 here')"))
+        assert make_engine("auto", saved).name == "torch"
+    assert make_engine("auto", saved).name == "ctranslate2", "its package is there by now"
 
 
 @pytest.mark.parametrize("name, precision, message", [
