@@ -16,7 +16,7 @@ import torch
 from . import work
 from .protocol import serve
 
-PACKAGES = {"annotated": "annotated", "torch": "torch", "marian": "transformers",
+PACKAGES = {"annotated": "annotated-attention", "torch": "torch", "marian": "transformers",
             "x-transformers": "x-transformers", "joeynmt": "joeynmt", "ctranslate2": "ctranslate2"}
 
 

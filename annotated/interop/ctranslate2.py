@@ -59,7 +59,7 @@ def export_to_ctranslate2(hf_folder, folder, quantization=None):
     try:
         converter = _converter(hf_folder)
     except ImportError as error:
-        needed = "pip install 'annotated[production]' has what this export needs"
+        needed = "this export needs `pip install transformers ctranslate2`"
         raise ImportError(f"{error}: {needed}") from error
     book_config(read_fields(hf_folder, "config.json"))
     with whole_folder(folder) as part:
