@@ -5,7 +5,7 @@ import re
 import nbformat
 import pytest
 from helpers import cells
-from ledger import Incomplete, markdown, read
+from ledger import Incomplete, document, markdown, read
 from site_pages import relink
 
 from notebooks import NOTEBOOKS, ROOT, module_of, page_tests, pages
@@ -114,7 +114,7 @@ def test_the_introduction_shows_the_ledger_of_the_pages_as_they_are_stored(rows)
     outputs = [output for cell in cells(pages()[0]) for output in cell.get("outputs", [])]
     data = [output.get("data", {}) for output in outputs]
     shown = [one["text/markdown"] for one in data if "text/markdown" in one]
-    assert shown == [markdown(rows)], "run `make sync PAGES=00`"
+    assert shown == [document(rows)], "run `make sync PAGES=00`"
     for page, cell in re.findall(r"\]\((\w+\.ipynb)#cell-id=(\w+)\)", shown[0]):
         assert cell in {c.id for c in cells(NOTEBOOKS / page)}
     for test, file in re.findall(r"\[(test_\w+)\]\(\.\./(tests/[\w/]+\.py)\)", shown[0]):

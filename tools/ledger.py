@@ -1,6 +1,6 @@
 """The ledger of claims: what the paper says, the cells that show it, the tests that guard it, and what came out.
 
-    python tools/ledger.py      prints it as Markdown
+    python tools/ledger.py      prints it as Markdown, as `make sync PAGES=00` writes it to notebooks/ledger.md
 
 The claims and their parts stand in docs/claims.toml. All the rest is read from the notebooks with their stored outputs and from the
 names of the tests, so that it cannot say anything else than they do: a part is asserted if the cells that print its figures assert
@@ -147,5 +147,10 @@ def summary(rows):
     return f"{len(rows)} claims: {kinds['asserted']} asserted, {kinds['measured']} measured, {kinds['both']} with a part of each."
 
 
+def document(rows):
+    """The summary and the table as they stand in notebooks/ledger.md, which page 00 shows."""
+    return f"{summary(rows)}\n\n{markdown(rows)}\n"
+
+
 if __name__ == "__main__":
-    print(markdown(read()))
+    print(document(read()), end="")

@@ -39,7 +39,7 @@ def pages(wanted=()):
 
 
 def introduction_last(paths):
-    """The order in which pages are executed: 00 after all others, because its ledger of claims reads what they print."""
+    """The order in which pages are executed: 00 after all others, because its ledger of claims is read from what they print."""
     return sorted(paths, key=lambda path: path.name.startswith("00"))
 
 

@@ -12,10 +12,13 @@ import time
 from pathlib import Path
 
 import jupytext
+import ledger
 import nbformat
 from jupytext.combine import combine_inputs_with_outputs
 
 from notebooks import NOTEBOOKS, complaints, execute, export, introduction_last, normalise, pages
+
+LEDGER = NOTEBOOKS / "ledger.md"  # shown on page 00
 
 
 def adopt(folder, numbers):
@@ -45,6 +48,8 @@ def main():
     os.environ["PAGE_SECONDS"] = "1e9"  # what is stored has all the updates that its page asks for, however slow the machine
     for path in [] if options.export else chosen:
         start = time.time()
+        if path.name.startswith("00"):
+            LEDGER.write_text(ledger.document(ledger.read()), encoding="utf-8")
         notebook = normalise(execute(nbformat.read(path, as_version=4)))
         wrong = complaints(notebook)
         if wrong:
