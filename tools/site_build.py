@@ -2,6 +2,7 @@
 
 import shutil
 
+import hosted
 import ledger
 import live
 import site_front
@@ -29,8 +30,9 @@ def build():
     rows = site_front.rows_of_path(described)
     (SOURCE / "index.md").write_text(site_front.front_page(described, rows, SOURCE), encoding="utf-8")
     for page, path in zip(described, paths, strict=True):
-        stage(path, SOURCE, f"{{.links}}\n{page.links()}")
+        stage(path, SOURCE, f"{{.links}}\n{page.links()}{hosted.link(path)}")
     render(SOURCE, fresh)
+    hosted.write(paths, fresh / "notebooks")
     shutil.rmtree(SITE, ignore_errors=True)  # only now: until a site is whole the one before stays
     fresh.rename(SITE)
     return (SITE / "index.html").relative_to(ROOT)
