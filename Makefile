@@ -24,7 +24,7 @@ setup: .venv/ready  ## make the environment in .venv (done by the other targets 
 	@$(SYSTEM_PYTHON) -m venv .venv
 	@echo "[setup 2/3] installing the packages of requirements.lock (torch among them: some minutes the first time)"
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-compile --no-deps -r requirements.lock
-	@$(PYTHON) -m pip check > /dev/null || { echo "requirements.lock lacks packages that its packages need:"; $(PYTHON) -m pip check; }
+	@$(PYTHON) -m pip check > /dev/null || $(PYTHON) -m pip install --quiet --disable-pip-version-check --no-compile -r requirements.lock  # torch with CUDA brings packages that no lock of a CPU build names
 	@echo "[setup 3/3] installing the package annotated from this checkout"
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch .venv/ready
