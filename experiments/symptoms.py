@@ -1,4 +1,5 @@
-"""Eight faults, one at a time, in a model that learns `toy`, for page 27: about 12 minutes on 2 cores.
+"""Eight faults, one at a time, in a model that learns `toy`, for page 27: about 12 minutes on 2
+cores.
 
     python experiments/symptoms.py [OUT.json]
 

@@ -208,8 +208,8 @@ def test_a_language_is_scored_by_its_own_rules(language, lines, tokenize):
     assert bleu_report(lines, lines, language, bootstrap=0)["sacrebleu"].score > 99.99
 
 
-@pytest.mark.parametrize("language, package", [
-    ("ja", "MeCab"), ("ja-JP", "MeCab"), ("ja_Jpan_JP", "MeCab"), ("ko", "mecab_ko"), ("ko-KR", "mecab_ko")])
+@pytest.mark.parametrize("language, package", [("ja", "MeCab"), ("ja-JP", "MeCab"), (
+    "ja_Jpan_JP", "MeCab"), ("ko", "mecab_ko"), ("ko-KR", "mecab_ko")])
 def test_a_package_that_a_language_needs_is_named_before_decoding(
         language, package, own, tmp_path, monkeypatch, capsys):
     if find_spec(package):
@@ -301,7 +301,8 @@ def test_a_line_beyond_the_learned_positions_is_named_before_decoding(
     saved = load_checkpoint(model)
     monkeypatch.setattr(search, "beam_search", None)
     message = f"sentence {number} has {60 + 2 * number} tokens, and the learned positions end at 60"
-    assert message in refused("translate", ["--model", model, "--input", tmp_path / "in.txt"], capsys)
+    assert message in refused("translate", ["--model", model, "--input", tmp_path / "in.txt"],
+                              capsys)
     with pytest.raises(ValueError, match=message):
         translate(lines, saved.model, WORDS)
 
@@ -376,15 +377,16 @@ def test_n_best_refuses_what_it_cannot_give(model, tmp_path, capsys):
         "translate", [*given[:-1], "0"], capsys)
 
 
-def test_lines_are_written_block_by_block_in_their_order(model, tmp_path, monkeypatch, capsysbinary):
+def test_lines_are_written_block_by_block_in_their_order(model, tmp_path, monkeypatch,
+                                                         capsysbinary):
     lines = [f"{'a cat sees the dog . ' * (n % 3)}" for n in range(25)]
     (tmp_path / "in.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     run("translate", "--model", model, "--input", tmp_path / "in.txt")
     whole, blocks = capsysbinary.readouterr().out, []
     monkeypatch.setattr(cli, "_BLOCK", 4)
     translate_all = search.translate
-    monkeypatch.setattr(search, "translate",
-                        lambda some, *a, **k: blocks.append(len(some)) or translate_all(some, *a, **k))
+    monkeypatch.setattr(search, "translate", lambda some, *a, **k: blocks.append(len(some))
+                        or translate_all(some, *a, **k))
     run("translate", "--model", model, "--input", tmp_path / "in.txt")
     assert capsysbinary.readouterr().out == whole and whole.count(b"\n") == 25
     assert blocks == [4] * 6 + [1]

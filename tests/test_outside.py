@@ -46,7 +46,9 @@ pytestmark = pytest.mark.usefixtures(one_thread.__name__)
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
-    """The parts are in the registries while a test of this file runs, and not in those of others."""
+    """The parts are in the registries while a test of this file runs, and not in those of
+    others.
+    """
     for registry, added in zip(REGISTRIES, ADDED, strict=True):
         for name, part in added.items():
             monkeypatch.setitem(registry, name, part)

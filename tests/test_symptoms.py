@@ -1,4 +1,6 @@
-"""Page 27: each fault is the one that it is called, and the long run trained what the page shows."""
+"""Page 27: each fault is the one that it is called, and the long run trained what the page
+shows.
+"""
 
 import json
 import sys
@@ -27,13 +29,16 @@ def space():
 def test_the_sound_recipe_is_the_library_s(space):
     model, batch = random_model(12, seed=0), Batch.collate(PAIRS)
     logits, right = space["Recipe"]().logits(model, batch)
-    assert torch.equal(logits, model(batch.source, batch.target_in)) and torch.equal(right, batch.target_out)
+    assert torch.equal(logits, model(batch.source, batch.target_in))
+    assert torch.equal(right, batch.target_out)
     assert space["Recipe"]().loss(logits, right) == LabelSmoothingLoss(0.1)(logits, right)
     assert space["Recipe"]().build is Transformer
 
 
 def test_faults_are_what_they_are_called(space):
-    """The weights of a key sum to 1, a hidden key is looked at, padding adds to the loss, 0 · ln 0 is no number."""
+    """The weights of a key sum to 1, a hidden key is looked at, padding adds to the loss, 0 · ln 0
+    is no number.
+    """
     torch.manual_seed(0)
     q, mask = torch.randn(1, 4, 8), torch.tensor([[True, True, False, False]])
     assert torch.allclose(space["OverQueries"]()(q, q, q)[1].sum(dim=-2), torch.ones(1, 4))
@@ -41,9 +46,11 @@ def test_faults_are_what_they_are_called(space):
     assert (weights[..., :2] == 0).all() and torch.allclose(weights.sum(dim=-1), torch.ones(1, 4))
     logits, target = torch.randn(1, 3, 12), torch.tensor([[5, 6, 0]])
     assert space["counts_padding"](logits, target) != space["smoothed"](logits, target)
-    assert space["counts_padding"](logits[:, :2], target[:, :2]) == pytest.approx(space["smoothed"](logits[:, :2], target[:, :2]).item())
+    assert space["counts_padding"](logits[:, :2], target[:, :2]) == pytest.approx(
+        space["smoothed"](logits[:, :2], target[:, :2]).item())
     assert space["log_of_zero"](logits, target).isnan()
-    assert space["FAULTS"]["missing shift"].feed(1, 2) == 2 and space["FAULTS"]["none"].feed(1, 2) == 1
+    assert space["FAULTS"]["missing shift"].feed(1, 2) == 2
+    assert space["FAULTS"]["none"].feed(1, 2) == 1
 
 
 def test_a_run_says_what_its_author_would_see(space, monkeypatch):
@@ -54,11 +61,15 @@ def test_a_run_says_what_its_author_would_see(space, monkeypatch):
         def __len__(self):
             return 12
 
-    monkeypatch.setattr(symptoms, "translate", lambda sources, model, *_: ["der Hund" for _ in sources] if not model.training else [])
-    found = symptoms.run(space["Recipe"](), space["train"], PAIRS * 8, Words(), corpus, symptoms.EVERY * 2)
+    monkeypatch.setattr(symptoms, "translate", lambda sources, model,
+                        *_: ["der Hund" for _ in sources] if not model.training else [])
+    found = symptoms.run(space["Recipe"](), space["train"], PAIRS * 8, Words(), corpus,
+                         symptoms.EVERY * 2)
     assert [step for step, _ in found["curve"]] == [symptoms.EVERY, 2 * symptoms.EVERY]
-    assert found["curve"][1][1] < found["curve"][0][1] and found["outputs"] == {"the dog": "der Hund"}
-    bad = symptoms.run(space["FAULTS"]["log of zero"], space["train"], PAIRS * 8, Words(), corpus, symptoms.EVERY)
+    assert found["curve"][1][1] < found["curve"][0][1]
+    assert found["outputs"] == {"the dog": "der Hund"}
+    bad = symptoms.run(space["FAULTS"]["log of zero"], space["train"], PAIRS * 8, Words(), corpus,
+                       symptoms.EVERY)
     assert bad["curve"] == [[symptoms.EVERY, None]]
 
 
@@ -68,4 +79,5 @@ def test_results_hold_every_fault_of_the_page(space):
     assert facts["training"].startswith(f"{symptoms.STEPS} updates of {symptoms.MAX_TOKENS} tokens")
     sources = {source for source, _ in facts["examples"]}
     for run in facts["faults"].values():
-        assert len(run["curve"]) == symptoms.STEPS // symptoms.EVERY and run["outputs"].keys() == sources
+        assert len(run["curve"]) == symptoms.STEPS // symptoms.EVERY
+        assert run["outputs"].keys() == sources
