@@ -323,7 +323,7 @@ def parse(arguments):
     add("--tokens", type=int, default=work.TOKENS,
         help="target tokens of a training batch (25000 suits a GPU)")
     add("--report", type=Path, help="measure nothing: print the tables of this JSON file, and draw "
-        "them; of a folder, what its runs " "found together")
+        "them; of a folder, what its runs found together")
     return parser.parse_args(arguments)
 
 
@@ -385,7 +385,7 @@ def main(arguments=None):
     idle = watch.foreign()
     if idle > FOREIGN and not options.busy_anyway:
         print(f"This machine is busy with something else ({idle:.0%} of it): figures "
-              "would mean nothing. Wait, or give " "--busy-anyway and get a report that says so.",
+              "would mean nothing. Wait, or give --busy-anyway and get a report that says so.",
               file=sys.stderr)
         return 3
     (BUILD / "workers.log").unlink(missing_ok=True)
@@ -394,7 +394,7 @@ def main(arguments=None):
                                     *(sys.argv[1:] if arguments is None else arguments)]),
                "machine": machine_facts(options), "busy_anyway": options.busy_anyway,
                "metric": "seconds of wall clock a visit, all visits; tokens are "
-               "real target tokens (training), written " "tokens of the best hypothesis "
+               "real target tokens (training), written tokens of the best hypothesis "
                "(decoding); peak: bytes resident; setting: workers and threads of each, the "
                "quickest of those tried, each with the tokens per second of a few visits",
                "data": f"random ids; {options.tokens} target tokens a batch; decoding "

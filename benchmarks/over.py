@@ -72,7 +72,7 @@ def machines_table(runs):
         products = ", ".join(f"{rates[name] / 1e9:,.0f}" for name in ("fp32", "bf16", "int8"))
         name, load = report.machine_name(run["machine"]) + "; under load" * run["disturbed"], max(
             run["load"].values())
-        lines.append(f"| {number} | {name} | {products} " f"| {rates['bandwidth'] / 1e9:.0f} | "
+        lines.append(f"| {number} | {name} | {products} | {rates['bandwidth'] / 1e9:.0f} | "
                      f"{rates['call_us']:.1f} | {load:.0%} | {run['revision'][:7]} |")
     return "\n".join(lines)
 
@@ -204,7 +204,7 @@ def row_of_readme(runs):
                    for among in ((), work.PYTORCH))
     return (f"| speed beside the quickest peer of each task, {extent(runs)}, {of_code(runs)} "
             f"| training, base: {'; '.join(train)}. Greedy decoding of one and of 32 sentences, by "
-            f"the quickest engine: {best}; " f"by PyTorch alone: {alone} |")
+            f"the quickest engine: {best}; by PyTorch alone: {alone} |")
 
 
 def row_of_results(runs):
@@ -212,7 +212,7 @@ def row_of_results(runs):
     parts = [f"training {size} in {kind} {quote(runs, f'train, {size}', kind)}"
              for size in ("base", "tiny") for kind in ("bf16", "fp32")]
     parts += [f"{task}, {size}, {batch} sentence{'s' * (batch > 1)} "
-              f"{quote(runs, f'{task}, {size}, batch {batch}')}, " "by PyTorch alone "
+              f"{quote(runs, f'{task}, {size}, batch {batch}')}, by PyTorch alone "
               f"{quote(runs, f'{task}, {size}, batch {batch}', among=work.PYTORCH)}"
               for size in ("base", "tiny") for task in ("greedy", "beam 4") for batch in (1, 32)]
     parts.append("by itself, training base in bf16 takes "
@@ -225,5 +225,5 @@ def row_of_results(runs):
     return ("| speed beside the quickest of `torch.nn.Transformer`, "
             "MarianMT, x-transformers, JoeyNMT and CTranslate2 in each task, "
             f"each in its best setting, random text | {'; '.join(parts)} "
-            f"| `make bench`: {extent(runs)}, {of_code(runs)}, {load}; " f"{whole} of {measured} "
+            f"| `make bench`: {extent(runs)}, {of_code(runs)}, {load}; {whole} of {measured} "
             "aims reached in every run; [a file for each run](./bench), page 24 |")

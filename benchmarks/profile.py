@@ -41,7 +41,7 @@ def main():
     options = SimpleNamespace(device="cpu", threads=os.cpu_count())
     BUILD.mkdir(parents=True, exist_ok=True)
     result = {"command": "python -m benchmarks.profile", "machine": machine_facts(options),
-              "seed": 0, "data": "random ids, 2,048 target " "tokens a step, base, bf16",
+              "seed": 0, "data": "random ids, 2,048 target tokens a step, base, bf16",
               "metric": "seconds per step by kind of operation, self time, five profiles of "
               "three steps", **provenance(), "systems": {name: [] for name in SYSTEMS}}
     workers = {name: Group.start(name, options) for name in SYSTEMS}

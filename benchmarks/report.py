@@ -156,7 +156,7 @@ def cell_table(cell, rates):
         peak = f"{row['peak'] / 2**20:,.0f}" if row.get("peak") else ""
         bound = f"{most:,.0f} | {speed(row) / most:.0%}" if most else " | "
         lines.append(f"| {row['name']} | {setting_of(row)} | {speed(row):,.0f} | {times} | {peak} "
-                     f"| {bound} | {len(row['seconds'])} " f"| {row['parameters']:,} |")
+                     f"| {bound} | {len(row['seconds'])} | {row['parameters']:,} |")
     if cell["lost_rounds"]:
         lines.append(f"\n{cell['lost_rounds']} rounds were disturbed and measured again.")
     if "by_hand" in cell:
@@ -220,7 +220,7 @@ def aims_table(results):
         if result := figure(results, claim):
             (found, peer), sign = result, "≤" if claim.what == work.MEMORY else "≥"
             lines.append(f"| {claim.name} | {claim.what} | {peer['name'] if peer else ''} | {sign} "
-                         f"{claim.aim} " f"| {found:.2f} {'✓' if reached(claim, found) else '✗'} |")
+                         f"{claim.aim} | {found:.2f} {'✓' if reached(claim, found) else '✗'} |")
     return "\n".join(lines)
 
 
@@ -233,7 +233,7 @@ def tables(results):
             versions |= row.get("versions", {})
     head = [f"# {results['command']}",
             "", f"{machine['processor']}, {machine['cores']} cores, {machine['threads']} threads, "
-            f"{machine['memory'] / 2**30:.0f} GiB, " f"{' '.join(machine['flags'])}; "
+            f"{machine['memory'] / 2**30:.0f} GiB, {' '.join(machine['flags'])}; "
             f"device {machine['device']}; {results.get('seconds', 0)} s",
             "; ".join(f"{name} {version}" for name, version in versions.items())]
     if rates:

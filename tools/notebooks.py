@@ -16,10 +16,8 @@ ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = ROOT / "notebooks"
 PACKAGE = ROOT / "annotated"
 KERNEL_LOG = ROOT / "_build" / "kernels.log"
-KEPT_METADATA = {
-    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
-    "language_info": {"name": "python"},
-}
+PYTHON = {"display_name": "Python 3", "language": "python", "name": "python3"}
+KEPT_METADATA = {"kernelspec": PYTHON, "language_info": {"name": "python"}}
 TRAINS = ("17", "21", "22", "23")  # pages that train a model for minutes
 NAMES = re.compile(r"^__all__ = \[[^\]]*\]", re.MULTILINE)
 DEFAULT = r"^#\|\s*default_exp\s+(\S+)"
@@ -36,19 +34,10 @@ def pages(wanted=()):
 
     `wanted` holds numbers such as "05" (all of them if empty).
     """
-    found = sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
-    unknown = set(wanted) - {path.name[:2] for path in found}
-    if unknown:
-        raise SystemExit(f"no page {', '.join(sorted(unknown))}: there are "
-                         f"{', '.join(p.name[:2] for p in found)}")
-    return [path for path in found if not wanted or path.name[:2] in wanted]
-
-
-def introduction_last(paths):
-    """The order in which pages are executed: 00 after all others, because its ledger of claims
-    reads what they print.
-    """
-    return sorted(paths, key=lambda path: path.name.startswith("00"))
+    paths = {path.name[:2]: path for path in sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))}
+    if unknown := set(wanted) - paths.keys():
+        raise SystemExit(f"no page {', '.join(sorted(unknown))}: there are {', '.join(paths)}")
+    return [path for number, path in paths.items() if not wanted or number in wanted]
 
 
 def execute(notebook, timeout=3600, after_cell=None):
@@ -59,15 +48,9 @@ def execute(notebook, timeout=3600, after_cell=None):
     nbclient's `on_cell_executed`. Raises nbclient's CellExecutionError for a cell that raises, and
     CellTimeoutError.
     """
-    client = NotebookClient(
-        notebook,
-        timeout=timeout,
-        kernel_name="python3",
-        record_timing=False,
-        coalesce_streams=True,
-        on_cell_executed=after_cell,
-        resources={"metadata": {"path": str(NOTEBOOKS)}},
-    )
+    client = NotebookClient(notebook, timeout=timeout, kernel_name="python3", record_timing=False,
+                            coalesce_streams=True, on_cell_executed=after_cell,
+                            resources={"metadata": {"path": str(NOTEBOOKS)}})
     KERNEL_LOG.parent.mkdir(parents=True, exist_ok=True)
     # what the kernels themselves have to say; errors in cells are raised here
     with KERNEL_LOG.open("ab") as log:
@@ -133,19 +116,17 @@ def complaints(notebook):
 
     A list of sentences, empty if all is well.
     """
-    found = []
+    messages = []
     for cell in (cell for cell in notebook.cells if cell.cell_type == "code"):
+        where = f"cell {cell.execution_count} ({cell.source.partition(chr(10))[0]!r})"
+        ignored = "nbval-ignore-output" in cell.metadata.get("tags", [])
         for output in cell.outputs:
-            first = cell.source.split("\n")[0]
             text = output.get("text", "") or str(output.get("data", {}).get("text/plain", ""))
-            if output.get("name") == "stderr" and "nbval-ignore-output" not in cell.metadata.get(
-                "tags", []):
-                found.append(f"cell {cell.execution_count} ({first!r}) writes to stderr: "
-                             f"{text[:200]!r}")
-            if str(ROOT) in text or str(Path.home()) + "/" in text:
-                found.append(f"cell {cell.execution_count} ({first!r}) prints a path of this "
-                             f"machine: {text[:200]!r}")
-    return found
+            if output.get("name") == "stderr" and not ignored:
+                messages.append(f"{where} writes to stderr: {text[:200]!r}")
+            if str(ROOT) in text or f"{Path.home()}/" in text:
+                messages.append(f"{where} prints a path of this machine: {text[:200]!r}")
+    return messages
 
 
 def module_of(path):
@@ -171,17 +152,13 @@ def modules(package=PACKAGE):
     return {".".join(file.relative_to(package).with_suffix("").parts): file for file in files}
 
 
-def file_of_tests(name):
-    """Where tests lie, below the root: "model/stacks" in tests/model/test_stacks.py."""
-    return Path("tests", name).with_name(f"test_{name.rpartition('/')[2]}.py")
-
-
 def page_tests(path):
-    """Where the tests of a page's module lie: under the name of the page, in the folder of the
-    module; None without a module.
+    """Where the tests of a page's module lie, below the root; None without a module.
+
+    The name is that of the page, the folder that of the module: tests/model/test_stacks.py.
     """
     module = module_of(path)
-    return module and file_of_tests("/".join([*module.split(".")[:-1], path.stem[3:]]))
+    return module and Path("tests", *module.split(".")[:-1], f"test_{path.stem[3:]}.py")
 
 
 class Absolute(ModuleMaker):
@@ -198,10 +175,7 @@ def export(path, package=PACKAGE):
     nb_export(str(path), lib_path=package, mod_maker=Absolute)
     if module := module_of(path):  # nbdev's list of names is 120 characters wide
         file = module_file(module, package)
-        file.write_text(NAMES.sub(narrow, file.read_text(encoding="utf-8")), encoding="utf-8")
-
-
-def narrow(match):
-    """The names that a module exports, in lines of at most 100 characters."""
-    return textwrap.fill(" ".join(match[0].split()), 100, subsequent_indent=" " * 11,
-                         break_long_words=False)
+        narrow = textwrap.TextWrapper(100, subsequent_indent=" " * 11, break_long_words=False)
+        text = file.read_text(encoding="utf-8")
+        text = NAMES.sub(lambda names: narrow.fill(" ".join(names[0].split())), text)
+        file.write_text(text, encoding="utf-8")

@@ -4,13 +4,15 @@ module and test belong together.
 
 import ast
 import re
+from importlib import import_module
 
 import ledger
 import nbformat
 import reading
 from site_pages import relink
 
-from notebooks import PACKAGE, ROOT, module_file, module_of, page_tests
+import annotated
+from notebooks import ROOT, module_file, module_of, page_tests
 
 TESTS = ROOT / "tests"
 SECTIONS = re.compile(r"\b[Ss]ections? (\d[\d.]*\d|\d)((?:, | and | to )\d(?:[\d.]*\d)?)*")
@@ -90,21 +92,20 @@ def constants(module):
 def module_page(page):
     """Markdown of the page on one module: its docstrings, and its tests."""
     paper = f" · Paper: {numbered(page.sections)}" if page.sections else ""
-    text = (f"# annotated.{page.module}\n\n{{.links}}\nExplained in "
-            f"[{page.title}](../{page.path.name}){paper}\n\n")
     assigned = dict(constants(page.module))
-    automatic = (f".. automodule:: annotated.{page.module}\n   :members:\n   :undoc-members:\n   "
-                 ":member-order: bysource\n")
-    automatic += f"   :exclude-members: {', '.join(assigned)}\n" if assigned else ""
-    text += "\n".join(["```{eval-rst}", automatic, *assigned.values(), "```\n"])
+    text = [f"# annotated.{page.module}\n\n{{.links}}",
+            f"Explained in [{page.title}](../{page.path.name}){paper}\n\n```{{eval-rst}}",
+            f".. automodule:: annotated.{page.module}", "   :members:", "   :undoc-members:",
+            "   :member-order: bysource",
+            *([f"   :exclude-members: {', '.join(assigned)}"] if assigned else []), "",
+            *assigned.values(), "```\n"]
     if page.tests:
         count = len(re.findall(r"^\s*def test_", page.tests.read_text(), re.MULTILINE))
-        text += ("\n## Tests\n\n<details "
-                 f"class=\"listing\"><summary>{page.tests.relative_to(ROOT)}: {count} "
-                 "tests</summary>\n\n")
-        text += (f"```{{literalinclude}} ../{page.tests.relative_to(ROOT)}\n:language: "
-                 "python\n```\n\n</details>\n")
-    return text
+        file = page.tests.relative_to(ROOT)
+        text += ["## Tests\n", '<details class="listing">'
+                 f"<summary>{file}: {count} tests</summary>\n", f"```{{literalinclude}} ../{file}",
+                 ":language: python\n```\n\n</details>\n"]
+    return "\n".join(text)
 
 
 def plain_code(module):
@@ -129,8 +130,8 @@ def model_page(pages):
     model = [page for page in pages if "01" <= page.path.name[:2] <= "08"]
     parts = [f"## [{page.title}]({page.path.name})\n\n```python\n{plain_code(page.module)}\n```"
              for page in model]
-    return "\n\n".join(["# The model in one sitting", "All the code of the model as the pages "
-                        "export it, in their order.", *parts]) + "\n"
+    line = "All the code of the model as the pages export it, in their order."
+    return "\n\n".join(["# The model in one sitting", line, *parts]) + "\n"
 
 
 def sections_page(pages):
@@ -143,31 +144,32 @@ def sections_page(pages):
         test = f"[{page.tests.name}](api/{page.module}.md#tests)" if page.tests else "–"
         rows.append([numbered(page.sections).partition(" ")[2] or "–",
                      f"[{page.title}]({page.path.name})", code, test])
-    return "\n\n".join(["# Paper, book, code, tests", "Which page explains a section of the paper, "
-                        "which module it exports, and which tests hold that module to its word. "
-                        "What the paper claims is checked one by one: see [the ledger of "
-                        "claims](ledger.md).", table(["Section", "Page", "Code", "Tests"], rows)])
+    return "\n\n".join([
+        "# Paper, book, code, tests",
+        "Which page explains a section of the paper, which module it exports, and which tests "
+        "guard it. What the paper claims is checked claim by claim: see [the ledger of "
+        "claims](ledger.md).",
+        table(["Section", "Page", "Code", "Tests"], rows)])
 
 
 def ledger_page(rows):
     """Markdown of the page on the claims, whose links lead to the cells and tests of the site."""
-    return "\n\n".join(["# The ledger of claims", "What the paper says and a program can check, "
-                        "one claim a row: the cells that show it, the tests that guard it, and "
-                        "for each part " "of it the verdict and the figure that came out. An exact "
-                        "part is asserted: its page does not run through if it fails. A measured "
-                        "one says what its run found, whether it agrees with the paper or not. "
-                        "The sentences are ours; all the rest is read from the pages " "and tests.",
-                        ledger.summary(rows), relink(ledger.markdown(rows))])
+    return "\n\n".join([
+        "# The ledger of claims",
+        "What the paper says and a program can check, one claim per row: the cells that show it, "
+        "the tests that guard it, and for each part of it the verdict and the figure that came "
+        "out. An exact part is asserted: its page does not run through if it fails. A measured one "
+        "says what its run found, whether it agrees with the paper or not. The sentences are ours; "
+        "all the rest is read from the pages and tests.",
+        ledger.summary(rows), relink(ledger.markdown(rows))])
 
 
 def face():
     """{module: the names of it that can be had from `annotated` itself}, in their order there."""
-    found = {}
-    for node in ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_HOMES":
-            for name, module in ast.literal_eval(node.value).items():
-                found.setdefault(module, []).append(name)
-    return found
+    names = {}
+    for name, module in annotated._HOMES.items():
+        names.setdefault(module, []).append(name)
+    return names
 
 
 def library_page(pages):
@@ -176,22 +178,19 @@ def library_page(pages):
     """
     parts = ["# The library",
              "Every module is exported by one page of the book, which explains it."]
-    if names := face():
-        rows = [[", ".join(f"`{name}`" for name in its), f"[annotated.{module}]({module}.md)"]
-                for module, its in names.items()]
-        parts += ["## From `annotated` itself", "`from annotated import Transformer, "
-                  "translate`: what most programs need, loaded when it " "is asked for.",
-                  table(["Names", "Module"], rows)]
+    rows = [[", ".join(f"`{name}`" for name in names), f"[annotated.{module}]({module}.md)"]
+            for module, names in face().items()]
+    parts += ["## From `annotated` itself",
+              "`from annotated import Transformer, translate`: what most programs need, loaded "
+              "when it is asked for.", table(["Names", "Module"], rows)]
     packages = {}
     for page in pages:
         packages.setdefault(page.module.rpartition(".")[0], []).append(page)
-    for package, its in packages.items():
-        rows = [[f"[annotated.{page.module}]({page.module}.md)", page.line] for page in its]
-        says = ast.get_docstring(ast.parse(
-            PACKAGE.joinpath(*package.split("."), "__init__.py").read_text(encoding="utf-8")))
-        if len(packages) > 1:
-            parts += [f"## annotated.{package}",
-                      says.partition("\n")[0]] if package else ["## Beside the packages"]
+    for package, members in packages.items():
+        rows = [[f"[annotated.{page.module}]({page.module}.md)", page.line] for page in members]
+        document = import_module(f"annotated.{package}").__doc__ if package else ""
+        parts += [f"## annotated.{package}", document.partition("\n")[0]] if package else [
+            "## Beside the packages"]
         parts.append(table(["Module", "What it holds"], rows))
     modules = "\n".join(page.module for page in pages)
     return "\n\n".join([*parts, f"```{{toctree}}\n:hidden:\n\n{modules}\n```\n"])
