@@ -88,14 +88,14 @@ def new_tab(browser, **options):
     page.set_default_timeout(PATIENCE)
     page.address, page.outside, page.mistakes = "", [], []
 
-    def asked(request):
+    def note(request):
         if not request.url.startswith((page.address, "data:", "blob:")):
             page.outside.append(request.url)
 
-    page.on("request", asked)
+    page.on("request", note)
     page.on("console", lambda line: line.type == "error" and page.mistakes.append(line.text))
     page.on("pageerror", lambda error: page.mistakes.append(str(error)))
-    page.on("dialog", lambda one: (page.mistakes.append(one.message), one.dismiss()))
+    page.on("dialog", lambda dialog: (page.mistakes.append(dialog.message), dialog.dismiss()))
     return page
 
 

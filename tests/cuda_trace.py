@@ -202,9 +202,9 @@ class Trace(TorchDispatchMode):
         that is pinned.
         """
         source = args[1] if packet is aten.copy_ else args[0]
-        asked = kwargs.get("non_blocking", len(args) > 2 and args[2])
-        return asked and (source.is_cuda or getattr(source if source._base is None
-                                                    else source._base, "pinned", False))
+        requested = kwargs.get("non_blocking", len(args) > 2 and args[2])
+        return requested and (source.is_cuda or getattr(source if source._base is None
+                                                        else source._base, "pinned", False))
 
     def remember(self, func, packet, args, out):
         """Which tensors hold numbers that the host wrote down, wherever they were copied to, and
@@ -226,15 +226,15 @@ class Trace(TorchDispatchMode):
         """
         steps = [("steps", number) for number in range(1, self.step)]
         last = self.launches[steps[-1]] if steps else Counter()
-        found = {"waits": [len(self.waits[step]) for step in steps],
-                 "launches": [self.launches[step].total() for step in steps],
-                 "lines": dict(Counter(where for step in steps for where in self.waits[step])),
-                 "operations": dict(last.most_common())}
+        result = {"waits": [len(self.waits[step]) for step in steps],
+                  "launches": [self.launches[step].total() for step in steps],
+                  "lines": dict(Counter(where for step in steps for where in self.waits[step])),
+                  "operations": dict(last.most_common())}
         for phase in sorted({phase for phase, _ in [*self.launches, *self.waits]} - {"steps"}):
-            found[phase] = {"waits": sum(
+            result[phase] = {"waits": sum(
                 len(at) for (name, _), at in self.waits.items() if name == phase), "launches": sum(
                     count.total() for (name, _), count in self.launches.items() if name == phase)}
-        return found
+        return result
 
 
 class SteadyReducer:
@@ -407,15 +407,15 @@ def all_traces():
 
 def summary(facts):
     """What the row of results/README.md says of a file of figures."""
-    told = []
+    sentences = []
     for when in ("before", "after"):
         if when in facts:
             waits = facts[when]["traces"][FOLLOWED]["waits"]
             launches = facts[when]["traces"][LARGE]["launches"][-1]
-            told.append(f"{when}: the host waits {sum(waits)} times in {len(waits)} "
-                        f"steps, and launches {launches:,} operations in one of "
-                        "the base model, bf16, 3,125 positions")
-    return "; ".join(told)
+            sentences.append(f"{when}: the host waits {sum(waits)} times in {len(waits)} "
+                             f"steps, and launches {launches:,} operations in one of "
+                             "the base model, bf16, 3,125 positions")
+    return "; ".join(sentences)
 
 
 def store(path, when, traces):
@@ -423,12 +423,12 @@ def store(path, when, traces):
     results/README.md.
     """
     facts = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    made = provenance()
+    origin = provenance()
     facts |= {"command": "python tests/cuda_trace.py --out results/cuda_trace.json --as after",
               "data": "none: shapes, types and devices, computed by FakeTensorMode",
               "torch": torch.__version__.partition("+")[0], "metric": "waits: operations that make "
               "the host wait for the device; launches: operations on the device that are no views",
-              **made, when: {"revision": made["revision"], "traces": traces}}
+              **origin, when: {"revision": origin["revision"], "traces": traces}}
     path.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     table = ROOT / "results" / "README.md"
     rows = re.sub(r"^(\|[^|]*\|)[^|]*(\|.*\]\(\./cuda_trace\.json\))",

@@ -128,8 +128,8 @@ def test_the_table_of_results_has_the_figures_of_the_file(traces):
     row = next(line for line in (ROOT / "results" / "README.md").read_text(
         encoding="utf-8").splitlines() if "./cuda_trace.json" in line)
     for when in {"before", "after"} & facts.keys():
-        found = facts[when]["traces"]
-        assert (f"{when}: the host waits {sum(found[FOLLOWED]['waits'])} times in "
-                f"{len(found[FOLLOWED]['waits'])} steps" in row)
-        assert f"launches {found[LARGE]['launches'][-1]:,} operations" in row
-        assert found.keys() == traces.keys() - {"probes"}
+        stored = facts[when]["traces"]
+        assert (f"{when}: the host waits {sum(stored[FOLLOWED]['waits'])} times in "
+                f"{len(stored[FOLLOWED]['waits'])} steps" in row)
+        assert f"launches {stored[LARGE]['launches'][-1]:,} operations" in row
+        assert stored.keys() == traces.keys() - {"probes"}

@@ -10,11 +10,7 @@ from helpers import ROOT, TEXTS, random_model, run_python
 
 import annotated
 
-pytestmark = pytest.mark.skipif(not hasattr(annotated, "__all__"),
-                                reason="the modules do not lie in packages yet")
-NAMES = getattr(annotated, "__all__", ["load"])
-WITH_TRANSLATOR = pytest.mark.skipif("Translator" not in NAMES,
-                                     reason="page 18 has no Translator yet")
+NAMES = annotated.__all__
 
 
 def test_the_face_is_small_and_whole():
@@ -25,9 +21,9 @@ def test_the_face_is_small_and_whole():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_name_is_that_of_the_module_which_defines_it(name):
-    thing = getattr(annotated, name)
-    assert thing.__name__ == name and thing.__module__ == f"annotated.{annotated._HOMES[name]}"
-    assert getattr(annotated, name) is thing
+    public = getattr(annotated, name)
+    assert public.__name__ == name and public.__module__ == f"annotated.{annotated._HOMES[name]}"
+    assert getattr(annotated, name) is public
 
 
 def test_type_checkers_see_the_same_names():
@@ -50,7 +46,6 @@ def test_all_names_come_with_a_star():
     assert run_python(code, cwd=ROOT) == "Transformer load_corpus\n"
 
 
-@WITH_TRANSLATOR
 def test_the_book_s_model_translates_a_sentence_and_a_list():
     assert annotated.translate("The old dog sleeps.") == "Der alte Hund schläft."
     assert annotated.translate(["The old dog sleeps.",
@@ -58,7 +53,6 @@ def test_the_book_s_model_translates_a_sentence_and_a_list():
     assert annotated.translate([]) == []
 
 
-@WITH_TRANSLATOR
 def test_a_translator_saves_what_it_loads(tmp_path):
     tokenizer = annotated.WordTokenizer.fit(TEXTS)
     first = annotated.Translator(random_model(len(tokenizer)), tokenizer)
@@ -72,7 +66,6 @@ def test_a_translator_saves_what_it_loads(tmp_path):
     assert second.tokenizer.as_dict() == tokenizer.as_dict() and not second.model.training
 
 
-@WITH_TRANSLATOR
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
     annotated.save_checkpoint(tmp_path / "model", random_model())
     with pytest.raises(ValueError, match="no tokenizer"):

@@ -50,12 +50,12 @@ WELL = {  # what a machine with two good GPUs finds
         ("processes", "2", {"backend": "gloo"}, "speak through gloo, not nccl"),
         ("decode", "beam 4", {"as on the processor": 97}, "beam 4: of 100 sentences 97 are as "
          "on the pr"), ("decode", "beam 1", {"as the reference": 49}, "beam 1: .* 49 right")])
-def test_every_part_can_fail_and_good_measurements_do_not(part, place, change, said):
+def test_every_part_can_fail_and_good_measurements_do_not(part, place, change, message):
     facts = json.loads(json.dumps(WELL[part]))
     assert list(gpu_check.faults(part, facts, "cuda", WELL)) == []
     (facts if place is None else facts[place]).update(change)
     (fault,) = gpu_check.faults(part, facts, "cuda", WELL)
-    assert re.search(said, fault), fault
+    assert re.search(message, fault), fault
 
 
 def test_the_share_of_the_peak_is_counted_operations_by_the_data_sheet():

@@ -72,11 +72,11 @@ def test_the_two_hour_path_takes_two_hours_and_every_stop_names_the_next():
 
 def test_the_introduction_lists_the_path():
     listed = "\n".join(texts(PAGES[0])).partition("## The two-hour path")[2].partition("\n## ")[0]
-    found = re.findall(r"^\| \[.*?\]\((\d\d)_\w+\.ipynb\) \| (.*?) \| (.*?) \|$", listed, re.M)
+    rows = re.findall(r"^\| \[.*?\]\((\d\d)_\w+\.ipynb\) \| (.*?) \| (.*?) \|$", listed, re.M)
     parts = [[name.split(" / ")[-1] for name in stop.sections or ["all of it"]]
              for stop in reading.two_hours()]
-    assert found == [(stop.page, ", ".join(names), stop.why)
-                     for stop, names in zip(reading.two_hours(), parts, strict=True)]
+    assert rows == [(stop.page, ", ".join(names), stop.why)
+                    for stop, names in zip(reading.two_hours(), parts, strict=True)]
 
 
 def test_every_page_but_the_last_leads_on():

@@ -53,13 +53,13 @@ def test_kept_models_are_small_can_be_loaded_and_have_a_card():
     assert max(sizes) <= keep.MOST and sum(sizes) <= keep.MOST_TOGETHER
     for folder in folders:
         saved, card = load_checkpoint(folder), (folder / "README.md").read_text(encoding="utf-8")
-        _, result, told = keep.MODELS[folder.name]
+        _, result, figures = keep.MODELS[folder.name]
         facts = keep.measured(ROOT / "results" / result)
         assert saved.info["log"] == facts["log"]
         assert saved.info["training"] == facts["training"]
         assert asdict(saved.model.config) == facts["model"]
         sizes = f"{facts['parameters']:,} parameters", f"{facts['log'][-1]['step']:,} updates"
-        assert all(words in card for words in (*sizes, *told.values(), f"../../{result}"))
+        assert all(words in card for words in (*sizes, *figures.values(), f"../../{result}"))
 
 
 def test_the_table_has_the_toy_scores_of_the_file():

@@ -21,9 +21,9 @@ PAIRS = [([5, 6, 7], [8, 9]), ([6], [9, 8, 7])]
 
 @pytest.fixture(scope="module")
 def space():
-    found = {"__name__": "page"}
-    exec(symptoms.page_code(symptoms.PAGE), found)
-    return found
+    names = {"__name__": "page"}
+    exec(symptoms.page_code(symptoms.PAGE), names)
+    return names
 
 
 def test_the_sound_recipe_is_the_library_s(space):
@@ -63,11 +63,11 @@ def test_a_run_says_what_its_author_would_see(space, monkeypatch):
 
     monkeypatch.setattr(symptoms, "translate", lambda sources, model,
                         *_: ["der Hund" for _ in sources] if not model.training else [])
-    found = symptoms.run(space["Recipe"](), space["train"], PAIRS * 8, Words(), corpus,
-                         symptoms.EVERY * 2)
-    assert [step for step, _ in found["curve"]] == [symptoms.EVERY, 2 * symptoms.EVERY]
-    assert found["curve"][1][1] < found["curve"][0][1]
-    assert found["outputs"] == {"the dog": "der Hund"}
+    result = symptoms.run(space["Recipe"](), space["train"], PAIRS * 8, Words(), corpus,
+                          symptoms.EVERY * 2)
+    assert [step for step, _ in result["curve"]] == [symptoms.EVERY, 2 * symptoms.EVERY]
+    assert result["curve"][1][1] < result["curve"][0][1]
+    assert result["outputs"] == {"the dog": "der Hund"}
     bad = symptoms.run(space["FAULTS"]["log of zero"], space["train"], PAIRS * 8, Words(), corpus,
                        symptoms.EVERY)
     assert bad["curve"] == [[symptoms.EVERY, None]]

@@ -49,8 +49,7 @@ TIMES = {"versions": 60, "steps": 300, "compiled": 500, "resume": 240, "processe
 
 
 def updates(device, folder=None, dropout=0.0, **changes):
-    """Train 50 updates on made-up pairs (a sentence and its copy) by the code of `annotated train`;
-    losses, speed, memory.
+    """Losses, speed and memory of 50 updates of `annotated train` on sentences and their copies.
 
     The base model with the paper's batches on a GPU, a tiny one on processors; a small one where
     checkpoints are kept.
@@ -59,18 +58,17 @@ def updates(device, folder=None, dropout=0.0, **changes):
     small = replace(TINY, N=3, d_model=256, d_ff=1024)
     config, tokens, factor = ((TINY, 1024, 1.0) if not cuda else (small, 4096, 1.0) if folder
                               else (TransformerConfig.base(), 25_000, 0.1))
-    numbers = TrainingConfig(steps=50, warmup=100, validate_every=EVERY, save_every=EVERY,
-                             max_tokens=tokens, factor=factor)
-    numbers, count = replace(numbers,
-                             **changes), tokens if folder else 2 * tokens * numbers.steps // LENGTH
-    # uneven, which is soon learned
-    draw, weights, rows = random.Random(0), [1 / rank for rank in range(1, VOCABULARY + 1)], []
-    pairs = [(ids, ids) for _ in range(count)
-             if (ids := draw.choices(range(4, VOCABULARY + 4), weights,
-                                     k=max(1, round(draw.gauss(LENGTH, 8)))))]
+    options = {"validate_every": EVERY, "save_every": EVERY, "max_tokens": tokens, **changes}
+    training = TrainingConfig(steps=50, warmup=100, factor=factor, **options)
+    count = tokens if folder else 2 * tokens * training.steps // LENGTH
+    draw, rows = random.Random(0), []
+    weights = [1 / rank for rank in range(1, VOCABULARY + 1)]  # uneven, which is soon learned
+    lengths = [max(1, round(draw.gauss(LENGTH, 8))) for _ in range(count)]
+    sentences = (draw.choices(range(4, VOCABULARY + 4), weights, k=length) for length in lengths)
+    pairs = [(ids, ids) for ids in sentences]
     torch.manual_seed(0)
     model = prepare.prepared_transformer(replace(config, dropout=dropout)).to(device)
-    train(model, pairs, pairs[:64], numbers, False, folder, None,
+    train(model, pairs, pairs[:64], training, False, folder, None,
           lambda row: rows.append((time.perf_counter(), row)), ChunkedLoss)
     (first, start), (last, end) = rows[0], rows[-1]
     memory = (torch.cuda.max_memory_allocated(device) if cuda
@@ -86,9 +84,10 @@ def updates(device, folder=None, dropout=0.0, **changes):
 def versions(device, folder):
     """What there is: programs, GPUs."""
     gpus = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
-    facts = {"Python": platform.python_version(), "PyTorch": torch.__version__, "built for CUDA":
-             torch.version.cuda, "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES"),
-             "cores": os.cpu_count(), "GPUs": [torch.cuda.get_device_name(i) for i in gpus],
+    facts = {"Python": platform.python_version(), "PyTorch": torch.__version__,
+             "built for CUDA": torch.version.cuda, "cores": os.cpu_count(),
+             "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES"),
+             "GPUs": [torch.cuda.get_device_name(i) for i in gpus],
              "memory": [torch.cuda.get_device_properties(i).total_memory for i in gpus],
              "bfloat16": bool(gpus) and torch.cuda.is_bf16_supported(), "refused": None}
     try:
@@ -104,26 +103,22 @@ def steps(device, folder):
 
 
 def compiled(device, folder):
-    """The same by torch.compile, which on processors takes longer than all the rest: there it is
-    not tried.
-    """
+    """The same by torch.compile, on GPUs alone: on processors it takes longer than all the rest."""
     kinds = ("fp32", "bf16") if device == "cuda" else ()
     return {f"{precision} compiled": updates(device, precision=precision, compile=True)
             for precision in kinds}
 
 
 def resume(device, folder):
-    """Two undisturbed runs, and one that is killed after its first checkpoint and started again:
-    how far their weights lie apart.
-    """
+    """How far apart the weights of two runs end, and those of one that is killed and resumed."""
     def start(name):
         return subprocess.Popen([sys.executable, __file__, "--work", "run", "--device", device,
                                  "--out", f"{folder}/{name}"])
 
     def weights(name):
         newest = run_checkpoints(Path(folder, name))[-1]
-        return newest.name, torch.cat(
-            [weight.flatten() for weight in load_checkpoint(newest).model.state_dict().values()])
+        state = load_checkpoint(newest).model.state_dict()
+        return newest.name, torch.cat([weight.flatten() for weight in state.values()])
 
     undisturbed = [start(name).wait() for name in ("one", "two")]
     third = start("killed")
@@ -159,9 +154,8 @@ def together(device, folder):
     """What each of the processes of torchrun does; rank 0 answers."""
     with process_group(device, timeout=120) as own:
         backend = torch.distributed.get_backend() if ranks()[1] > 1 else "none"
-        facts = updates(own,
-                        precision="bf16" if own.type == "cuda" else "fp32") | {"backend": backend}
-        return facts if ranks()[0] == 0 else None
+        facts = updates(own, precision="bf16" if own.type == "cuda" else "fp32")
+        return facts | {"backend": backend} if ranks()[0] == 0 else None
 
 
 def decode(device, folder):
@@ -200,46 +194,42 @@ def faults(part, facts, device, seen):
             yield "this GPU has no bfloat16: train with --precision fp32"
     if part in ("steps", "compiled"):
         gpus, memory = (seen.get("versions", {}).get(key) for key in ("GPUs", "memory"))
-        expected = {**facts, **(seen.get("steps") or {})}.get("fp32")
-        for kind, one in facts.items():
-            losses = one["losses"]
-            if not all(map(math.isfinite, losses)) or losses[-1] > losses[0] - 0.3:
-                yield (f"{kind}: the loss does not fall, it goes from {losses[0]:.3f} to "
-                       f"{losses[-1]:.3f}")
-            elif expected and abs(losses[-1]
-                                  - expected["losses"][-1]) > 0.03 * expected["losses"][-1]:
-                yield (f"{kind}: the loss ends at {losses[-1]:.3f}, in fp32 at "
-                       f"{expected['losses'][-1]:.3f}")
-            share = share_of_peak(gpus[0],
-                                  one["tokens per second"]) if gpus and "bf16" in kind else None
+        single = {**facts, **(seen.get("steps") or {})}.get("fp32")
+        for kind, run in facts.items():
+            losses, speed, used = run["losses"], run["tokens per second"], run["memory"]
+            first, last, expected = losses[0], losses[-1], single and single["losses"][-1]
+            if not all(map(math.isfinite, losses)) or last > first - 0.3:
+                yield f"{kind}: the loss does not fall, it goes from {first:.3f} to {last:.3f}"
+            elif single and abs(last - expected) > 0.03 * expected:
+                yield f"{kind}: the loss ends at {last:.3f}, in fp32 at {expected:.3f}"
+            share = share_of_peak(gpus[0], speed) if gpus and "bf16" in kind else None
             if share is not None and share < USUAL / 3:
                 yield (f"{kind}: {share:.1%} of the peak of {gpus[0]}; plain code reaches "
                        f"{USUAL:.0%}: is another process on it?")
-            if memory and one["memory"] > 0.9 * memory[0]:
-                yield (f"{kind}: {one['memory'] / 1e9:.0f} of {memory[0] / 1e9:.0f} GB in use: "
-                       "train with a larger --accumulate")
+            if memory and used > 0.9 * memory[0]:
+                yield (f"{kind}: {used / 1e9:.0f} of {memory[0] / 1e9:.0f} GB in use: train with a "
+                       "larger --accumulate")
     if part == "resume":
-        if facts["exit statuses"] != [0, 0, -signal.SIGKILL,
-                                      0] or len(set(facts["last checkpoints"])) > 1:
-            yield (f"the runs did not go as planned: exit statuses {facts['exit statuses']}, they "
-                   f"ended at {facts['last checkpoints']}")
-        if not facts["apart, killed and resumed"] <= 10 * facts["apart, both undisturbed"]:
-            yield ("killed and resumed the weights lie "
-                   f"{facts['apart, killed and resumed']:.1e} from those of an undisturbed run, "
-                   f"two undisturbed runs {facts['apart, both undisturbed']:.1e} from each other")
+        statuses, ends = facts["exit statuses"], facts["last checkpoints"]
+        usual, apart = facts["apart, both undisturbed"], facts["apart, killed and resumed"]
+        if statuses != [0, 0, -signal.SIGKILL, 0] or len(set(ends)) > 1:
+            yield f"the runs did not go as planned: exit statuses {statuses}, they ended at {ends}"
+        if not apart <= 10 * usual:
+            yield (f"killed and resumed the weights lie {apart:.1e} from those of an undisturbed "
+                   f"run, two undisturbed runs {usual:.1e} from each other")
     if part == "processes" and facts:
-        one, several = facts["1"], facts[max(facts, key=int)]
-        if several["backend"] != (wanted := "nccl" if device == "cuda" else "gloo"):
-            yield f"the processes speak through {several['backend']}, not {wanted}"
-        if not all(abs(a - b) <= 0.01 * a
-                   for a, b in zip(one["losses"], several["losses"], strict=True)):
-            yield (f"one process reaches the losses {one['losses']}, {max(facts, key=int)} reach "
-                   f"{several['losses']}")
+        alone, together = facts["1"], facts[most := max(facts, key=int)]
+        losses = alone["losses"], together["losses"]
+        backend = "nccl" if device == "cuda" else "gloo"
+        if together["backend"] != backend:
+            yield f"the processes speak through {together['backend']}, not {backend}"
+        if not all(abs(a - b) <= 0.01 * a for a, b in zip(*losses, strict=True)):
+            yield f"one process reaches the losses {losses[0]}, {most} reach {losses[1]}"
     if part == "decode":
-        for beam, one in facts.items():
-            if one["as on the processor"] < 98 or one["as the reference"] < 50:
-                yield (f"{beam}: of 100 sentences {one['as on the processor']} are as on the "
-                       f"processor, {one['as the reference']} right")
+        for beam, counts in facts.items():
+            same, right = counts["as on the processor"], counts["as the reference"]
+            if same < 98 or right < 50:
+                yield f"{beam}: of 100 sentences {same} are as on the processor, {right} right"
 
 
 def measured(part, device):

@@ -38,8 +38,8 @@ Row = namedtuple("Row", "claim section says kind parts cells tests")
 
 def claim_of(cell):
     """The number of the claim that a code cell names in its first line ("C4"), or None."""
-    found = FIRST_LINE.match(cell.source) if cell.cell_type == "code" else None
-    return found and found[1]
+    match = FIRST_LINE.match(cell.source) if cell.cell_type == "code" else None
+    return match and match[1]
 
 
 def printed(cell):
@@ -60,7 +60,7 @@ def shown(paths):
     """{claim: its cells} of these notebooks: those that begin with it, and those that print a
     verdict on it.
     """
-    found = defaultdict(list)
+    cells = defaultdict(list)
     for path in paths:
         for cell in nbformat.read(path, as_version=4).cells:
             titled, lines = claim_of(cell), printed(cell)
@@ -70,18 +70,18 @@ def shown(paths):
                                                      if re.search(rf"\b{claim}\b", line)]
                 marked = titled and FIRST_LINE.match(cell.source)[2]
                 measured = bool(marked) or not re.search(r"^\s*assert ", cell.source, re.MULTILINE)
-                found[claim].append(Cell(path, cell.id, cell.execution_count, own, measured))
-    return found
+                cells[claim].append(Cell(path, cell.id, cell.execution_count, own, measured))
+    return cells
 
 
 def guarded(folder):
     """{claim: [(file, function)]} of the tests in a folder: `test_c4_…` guards C4."""
-    found = defaultdict(list)
+    tests = defaultdict(list)
     for path in sorted(Path(folder).rglob("test_*.py")):
         for name, number in re.findall(r"^(?:    )?def (test_c(\d+)_\w+)",
                                        path.read_text(encoding="utf-8"), re.MULTILINE):
-            found[f"C{number}"].append((path.relative_to(folder), name))
-    return found
+            tests[f"C{number}"].append((path.relative_to(folder), name))
+    return tests
 
 
 def part_of(entry, cells):
@@ -99,16 +99,17 @@ def part_of(entry, cells):
     elif not measured and set(words) - {"holds"}:
         lacks.append(f"its cells assert it, and print {', '.join(set(words) - {'holds'})}: "
                      f"{entry['says']}")
-    found = next(iter(words), "") if len(words) < 2 else ", ".join(f"{word}: {count}"
-                                                                   for word, count in words.items())
+    verdict = (next(iter(words), "") if len(words) < 2
+               else ", ".join(f"{word}: {count}" for word, count in words.items()))
     return Part(entry["says"], "measured" if measured else "asserted", figures,
-                found if measured else "asserted"), lacks
+                verdict if measured else "asserted"), lacks
 
 
 def row_of(claim, entry, cells, tests):
     """(row of the ledger, list of what the claim lacks)."""
-    found = [part_of(part, cells) for part in entry["part"]] if cells else []
-    parts, lacks = [part for part, _ in found], [lack for _, several in found for lack in several]
+    results = [part_of(part, cells) for part in entry["part"]] if cells else []
+    parts = [part for part, _ in results]
+    lacks = [lack for _, several in results for lack in several]
     if not tests:
         lacks.append(f"no test is called `test_{claim.lower()}_…`")
     if not cells:

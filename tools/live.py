@@ -59,8 +59,8 @@ def exceptions(words):
     {text: its tokens}.
     """
     plain = {word + mark: [word, mark] for word in words if word not in MARKS for mark in MARKS}
-    found = {text: split_words(text, "en") for text in [*splitter("en").rules, *plain]}
-    return {text: pieces for text, pieces in found.items() if pieces
+    cuts = {text: split_words(text, "en") for text in [*splitter("en").rules, *plain]}
+    return {text: pieces for text, pieces in cuts.items() if pieces
             and pieces != plain.get(text, [text]) and (text in plain or set(pieces) <= set(words))}
 
 

@@ -44,8 +44,8 @@ FEWEST = 6  # mutants of a module that are run, if it has as many
 def mutants(module):
     """(number of mutants, iterator over (old line, new line, text of the module)), shuffled."""
     text = MODULES[module].read_text(encoding="utf-8")
-    tree, found, *_ = create_mutations(str(MODULES[module]), text)
-    changes = [change for change in found if change.contained_by_top_level_function]
+    tree, candidates, *_ = create_mutations(str(MODULES[module]), text)
+    changes = [change for change in candidates if change.contained_by_top_level_function]
 
     def planted():
         for change in random.Random(f"{OPTIONS.seed} {module}").sample(changes, len(changes)):

@@ -29,15 +29,15 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GOMP_SPINCOUNT":
                "TOKENIZERS_PARALLELISM": "false"}
 
 
-def pages(wanted=()):
+def pages(numbers=()):
     """Paths of the book's notebooks in order.
 
     `wanted` holds numbers such as "05" (all of them if empty).
     """
     paths = {path.name[:2]: path for path in sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))}
-    if unknown := set(wanted) - paths.keys():
+    if unknown := set(numbers) - paths.keys():
         raise SystemExit(f"no page {', '.join(sorted(unknown))}: there are {', '.join(paths)}")
-    return [path for number, path in paths.items() if not wanted or number in wanted]
+    return [path for number, path in paths.items() if not numbers or number in numbers]
 
 
 def execute(notebook, timeout=3600, after_cell=None):
@@ -68,9 +68,9 @@ def role(cell):
     except (SyntaxError, ValueError):  # a page from elsewhere may hold anything; none of ours does
         tree = None
     imports = (ast.Import, ast.ImportFrom)
-    said = [ast.unparse(node) for node in tree or () if isinstance(node, ast.Expr)]
-    plain = tree is not None and all(isinstance(node, (*imports, ast.Assign, ast.Expr))
-                                     for node in tree) and not any("print" in line for line in said)
+    expressions = [ast.unparse(node) for node in tree or () if isinstance(node, ast.Expr)]
+    plain = tree is not None and all(isinstance(node, (*imports, ast.Assign, ast.Expr)) for node
+                                     in tree) and not any("print" in line for line in expressions)
     if plain and (code != cell.source or any(isinstance(node, imports) for node in tree)):
         return "imports"
     if EXPORTED.search(code):

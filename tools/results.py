@@ -21,9 +21,9 @@ LINK = re.compile(r"\]\(\./([^)]+)\)")
 def facts_of(path):
     """What a file of results says of its runs, a dictionary each."""
     text = path.read_text(encoding="utf-8")
-    found = [json.loads(line)
+    facts = [json.loads(line)
              for line in text.splitlines()] if path.suffix == ".jsonl" else json.loads(text)
-    return found if isinstance(found, list) else [found]
+    return facts if isinstance(facts, list) else [facts]
 
 
 def files(place=RESULTS):
@@ -36,11 +36,11 @@ def files(place=RESULTS):
     return sorted({*place.rglob("*.json"), *place.glob("*.jsonl")} - set(place.glob("models/*/*")))
 
 
-def made(cells):
+def revisions(cells):
     """The short revisions of the files that a row links to."""
-    found = [facts for place in dict.fromkeys(LINK.findall(cells))
-             for file in files(RESULTS / place) for facts in facts_of(file)]
-    return ", ".join(dict.fromkeys(f"`{facts['revision'][:7]}`" for facts in found))
+    runs = [facts for place in dict.fromkeys(LINK.findall(cells)) for file in files(RESULTS / place)
+            for facts in facts_of(file)]
+    return ", ".join(dict.fromkeys(f"`{facts['revision'][:7]}`" for facts in runs))
 
 
 def quoted(text):
@@ -56,7 +56,7 @@ def marked(text):
     """
     speed = over.row_of_results(over.stored(RESULTS / "bench")) + " |"
     text = re.sub(r"^\| speed beside .*$", lambda _: speed, text, flags=re.MULTILINE)
-    return re.sub(r"^(\|.*\]\(\./.*\|)[^|\n]*\|$", lambda line: f"{line[1]} {made(line[1])} |",
+    return re.sub(r"^(\|.*\]\(\./.*\|)[^|\n]*\|$", lambda line: f"{line[1]} {revisions(line[1])} |",
                   text, flags=re.MULTILINE)
 
 

@@ -71,13 +71,13 @@ def model_map(pages, folder):
 
 def contents():
     """The parts of the book as tables of contents, in Markdown."""
-    found = []
+    trees = []
     for name, first, last in PARTS:
         stems = [path.stem for path in reading.pages() if first <= path.name[:2] <= last]
         if stems:
-            found.append("\n".join(["```{toctree}", ":maxdepth: 1", f":caption: {name}", "", *stems,
+            trees.append("\n".join(["```{toctree}", ":maxdepth: 1", f":caption: {name}", "", *stems,
                                     "```"]))
-    return "\n\n".join(found)
+    return "\n\n".join(trees)
 
 
 def front_page(pages, rows, folder):

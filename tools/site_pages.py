@@ -185,7 +185,7 @@ def policy(page):
                         f'content="{"; ".join(rules)}">', 1)
 
 
-def mend(page):
+def name_controls(page):
     """Name what the themes leave nameless, or name otherwise than they show it, for readers who
     cannot see it.
     """
@@ -208,4 +208,4 @@ def render(source, site):
                    env={**os.environ, "PYTHONPATH": str(ROOT)})
     for path in site.rglob("*.html"):
         if "_static" not in path.parts:
-            path.write_text(policy(mend(path.read_text())))
+            path.write_text(policy(name_controls(path.read_text())))

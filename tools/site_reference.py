@@ -22,16 +22,16 @@ def sections(text):
     """The numbers of the paper's sections that a text names, in order: "Sections 5.1 to 5.3" are
     three.
     """
-    found = []
+    numbers = []
     for match in SECTIONS.finditer(text):
         for joint, number in re.findall(r"(, | and | to |)(\d+(?:\.\d+)*)",
                                         match[0].split(" ", 1)[1]):
             if joint == " to ":
                 stem, _, last = number.rpartition(".")
-                first = int(found[-1].rpartition(".")[2]) + 1
-                found += [f"{stem}.{k}" for k in range(first, int(last))]
-            found.append(number)
-    return list(dict.fromkeys(found))
+                first = int(numbers[-1].rpartition(".")[2]) + 1
+                numbers += [f"{stem}.{k}" for k in range(first, int(last))]
+            numbers.append(number)
+    return list(dict.fromkeys(numbers))
 
 
 class Page:

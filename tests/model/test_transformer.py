@@ -63,7 +63,7 @@ def sentences(config, batch, length):
 @both_orders
 def test_c1_whole_model_equals_pytorchs(norm_first):
     ours = random_weights(Transformer(small(norm_first=norm_first, N=3)))
-    encoder, decoder = (pytorchs(one, norm_first) for one in (ours.encoder, ours.decoder))
+    encoder, decoder = (pytorchs(stack, norm_first) for stack in (ours.encoder, ours.decoder))
     E = ours.embedding.weight.detach().clone().requires_grad_()
 
     def embed(ids):
