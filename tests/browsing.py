@@ -9,13 +9,11 @@ import http.server
 import importlib.util
 import os
 import shutil
-import sys
 import threading
 
 import pytest
 
-sys.path.insert(0, "tools")  # for all tests: conftest.py imports this
-from notebooks import ROOT  # noqa: E402
+from notebooks import ROOT
 
 SITE = ROOT / "_build" / "site"
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",

@@ -5,9 +5,8 @@ where the host waits.
 
 PyTorch's FakeTensorMode computes shapes, types and devices of every operation, but no numbers:
 mixed devices are errors, as on a GPU. A mode on top of it answers where the host asks for a number,
-and counts. Prints JSON; `--out` puts the figures into a file, under "before" or "after", and a row
-into results/README.md. It has a process of its own, since `cuda_guard.cpp` has to come before
-torch.
+and counts. Prints JSON; `--out` puts the figures into a file, under "before" or "after". It has a
+process of its own, since `cuda_guard.cpp` has to come before torch.
 
 An operation that is no view counts as one launch (a fused optimiser or a norm's gradient is some
 more on a GPU). Which kernel attends is PyTorch's rule as `cuda_guard.cpp` restates it. Time, memory
@@ -23,7 +22,6 @@ import importlib.util
 import json
 import linecache
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -112,8 +110,7 @@ def line():
 
 
 class Trace(TorchDispatchMode):
-    """Counts launches and waits of each step of a phase; gives an answer where a number is asked
-    for that nobody has computed.
+    """Counts launches and waits of each step of a phase; answers where the host asks for numbers.
 
     The answers let everything go on: True, but False for `all`; 4; 0.0. Of a mask every place is
     chosen.
@@ -121,8 +118,8 @@ class Trace(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.phase, self.step, self.launches, self.waits = "steps", 1, defaultdict(
-            Counter), defaultdict(list)
+        self.phase, self.step = "steps", 1
+        self.launches, self.waits = defaultdict(Counter), defaultdict(list)
         self.known, self.from_all = WeakIdKeyDictionary(), WeakIdKeyDictionary()
 
     def during(self, phase, function):
@@ -220,9 +217,9 @@ class Trace(TorchDispatchMode):
             del self.known[args[0]]
 
     def report(self):
-        """Of each whole step its waits and launches; the lines that waited.
+        """{what: figures}: waits and launches of each whole step, lines that waited, …
 
-        The last step's operations; sums of the other phases.
+        The last step's operations; for each other phase its waits and launches.
         """
         steps = [("steps", number) for number in range(1, self.step)]
         last = self.launches[steps[-1]] if steps else Counter()
@@ -231,16 +228,14 @@ class Trace(TorchDispatchMode):
                   "lines": dict(Counter(where for step in steps for where in self.waits[step])),
                   "operations": dict(last.most_common())}
         for phase in sorted({phase for phase, _ in [*self.launches, *self.waits]} - {"steps"}):
-            result[phase] = {"waits": sum(
-                len(at) for (name, _), at in self.waits.items() if name == phase), "launches": sum(
-                    count.total() for (name, _), count in self.launches.items() if name == phase)}
+            waits = sum(len(lines) for (name, _), lines in self.waits.items() if name == phase)
+            launches = sum(n.total() for (name, _), n in self.launches.items() if name == phase)
+            result[phase] = {"waits": waits, "launches": launches}
         return result
 
 
 class SteadyReducer:
-    """The reducer of DistributedDataParallel with the buckets that it began with: to agree on
-    others it would send real numbers.
-    """
+    """DistributedDataParallel's reducer with its first buckets: others would take real numbers."""
 
     def __init__(self, reducer):
         self.reducer = reducer
@@ -261,9 +256,7 @@ def pin_memory(tensor, device=None):
 
 @contextlib.contextmanager
 def cuda(ranks=1):
-    """Within the block tensors on "cuda" are traced without data, as one process or as number 3 of
-    several; yields the Trace.
-    """
+    """Yields the Trace of the block, as one process or as number 3 of several."""
     trace, whole = Trace(), DistributedDataParallel.__init__
 
     def unsynced(network, module, **options):
@@ -282,25 +275,25 @@ def cuda(ranks=1):
         def __init__(self, *_, **__):
             self.record, self.synchronize = lambda *_: None, trace.wait
 
-    patches = [mock.patch("torch.cuda.amp.common.amp_definitely_not_available", lambda: False),
-               mock.patch("torch.cuda.is_bf16_supported", lambda *_, **__: True),
-               mock.patch("torch.random.fork_rng", lambda *_, **__: contextlib.nullcontext()),
-               mock.patch("torch.Event", Event),
-               mock.patch("torch.cuda.synchronize", lambda *_: trace.wait()),
-               mock.patch("torch.distributed.broadcast_object_list", lambda *_, **__: None),
-               mock.patch("torch.distributed.all_gather_object",
-                          lambda objects, own: objects.__setitem__(slice(None), [own] * ranks)),
-               mock.patch("torch.utils._foreach_utils._foreach_supported_types",
-                          [torch.Tensor, torch.nn.Parameter, FakeTensor]),
-               mock.patch.object(torch.Tensor, "pin_memory", pin_memory),
-               mock.patch.object(FakeTensor, "tolist", lambda x: trace.tolist(x)),
-               mock.patch.object(DistributedDataParallel, "__init__", unsynced),
-               mock.patch.object(loop, "rehearse", trace.during("rehearsal", loop.rehearse)),
-               mock.patch.object(loop, "validation_loss",
-                                 trace.during("validation", loop.validation_loss))]
+    patches = {
+        "torch.cuda.amp.common.amp_definitely_not_available": lambda: False,
+        "torch.cuda.is_bf16_supported": lambda *_, **__: True,
+        "torch.random.fork_rng": lambda *_, **__: contextlib.nullcontext(),
+        "torch.Event": Event, "torch.cuda.synchronize": lambda *_: trace.wait(),
+        "torch.distributed.broadcast_object_list": lambda *_, **__: None,
+        "torch.distributed.all_gather_object":
+            lambda objects, own: objects.__setitem__(slice(None), [own] * ranks),
+        "torch.utils._foreach_utils._foreach_supported_types":
+            [torch.Tensor, torch.nn.Parameter, FakeTensor],
+        "torch.Tensor.pin_memory": pin_memory,
+        "torch._subclasses.fake_tensor.FakeTensor.tolist": lambda x: trace.tolist(x),
+        "torch.nn.parallel.DistributedDataParallel.__init__": unsynced,
+        "annotated.training.loop.rehearse": trace.during("rehearsal", loop.rehearse),
+        "annotated.training.loop.validation_loss":
+            trace.during("validation", loop.validation_loss)}
     with contextlib.ExitStack() as stack:
-        for patch in patches:
-            stack.enter_context(patch)
+        for target, replacement in patches.items():
+            stack.enter_context(mock.patch(target, replacement))
         if ranks > 1:
             dist.init_process_group("fake", store=FakeStore(), rank=3, world_size=ranks)
             stack.callback(dist.destroy_process_group)
@@ -311,20 +304,16 @@ def cuda(ranks=1):
 
 
 def model_on_gpu(sizes, prepared):
-    """A Transformer with the vocabulary of the WMT run, made where it is used: tensors without data
-    cannot move within a module.
-    """
+    """A Transformer with WMT's vocabulary, made on the device: fake tensors cannot move there."""
+    build = prepare.prepared_transformer if prepared else Transformer
     with torch.device("cuda"):
-        return (prepare.prepared_transformer if prepared
-                else Transformer)(TransformerConfig(37_000, **sizes))
+        return build(TransformerConfig(37_000, **sizes))
 
 
 def trace_training(sizes=SMALL, prepared=True, positions=3125, steps=3, ranks=1, **config):
-    """What `train` does, with batches of so many positions a process, its rehearsal and one
-    validation.
-    """
-    config = TrainingConfig(steps=steps, max_tokens=positions * ranks, validate_every=steps,
-                            **config)
+    """What `train` does with so many positions per process, a rehearsal and one validation."""
+    config |= {"steps": steps, "max_tokens": positions * ranks, "validate_every": steps}
+    config = TrainingConfig(**config)
     pairs = [([5] * (LENGTH - 1),) * 2] * (config.max_tokens // LENGTH)
     with cuda(ranks) as trace:
         loop.train(trace.during("model", model_on_gpu)(sizes, prepared), pairs, pairs, config,
@@ -333,9 +322,7 @@ def trace_training(sizes=SMALL, prepared=True, positions=3125, steps=3, ranks=1,
 
 
 def trace_greedy(precision=None):
-    """What `greedy_decode` does for each token: four of them, of 32 sentences of which one is
-    always at its end.
-    """
+    """What `greedy_decode` does for each of four tokens, of 32 sentences, one always at its end."""
     with cuda() as trace, torch.no_grad():
         model = trace.during("model", model_on_gpu)(SMALL, prepared=False).eval()
         step = search.IncrementalDecoder.step
@@ -356,18 +343,20 @@ def doubting(self, hidden, weight, target):
     return self(hidden @ weight.T, target) if bool((target != self.pad_id).any()) else 0.0
 
 
-FAULTS = {"a causal mask made on the processor": (transformer, "causal_mask",
-                                                  lambda length, device=None: causal_mask(length)),
-          "positions left on the processor":
-          (PositionalEncoding, "forward", lambda self, x,
-           start=0: self.dropout(x + sinusoidal_encoding(x.size(1), self.d_model, start))),
-          "a bool() in the loss": (LabelSmoothingLoss, "of_hidden", doubting)}
+def positions_on_the_processor(self, x, start=0):
+    return self.dropout(x + sinusoidal_encoding(x.size(1), self.d_model, start))
+
+
+FAULTS = {
+    "a causal mask made on the processor":
+        (transformer, "causal_mask", lambda length, device=None: causal_mask(length)),
+    "positions left on the processor":
+        (PositionalEncoding, "forward", positions_on_the_processor),
+    "a bool() in the loss": (LabelSmoothingLoss, "of_hidden", doubting)}
 
 
 def trace_fault(fault):
-    """The plain model's training with a fault planted: what comes of it, or the error that it ends
-    in.
-    """
+    """The trace of the plain model's training with a fault planted, or the error it ends in."""
     try:
         with mock.patch.object(*fault):
             return trace_training(prepared=False, steps=1)
@@ -393,50 +382,31 @@ def all_traces():
 
     One run is followed for more steps than lie between two readings of the losses, twice.
     """
-    return {LARGE: trace_training({}, precision="bf16", steps=2),
-            FOLLOWED: trace_training(positions=25_000, precision="bf16", steps=34),
-            "prepared, fp32, 25,000 positions, accumulation of 2":
-            trace_training(positions=25_000, accumulate=2), "prepared, bf16, rank 3 of 8, 3,125 "
-            "positions, accumulation of 2": trace_training(ranks=8, precision="bf16", accumulate=2),
-            "plain, fp32, 3,125 positions": trace_training(prepared=False),
-            "plain, bf16, 3,125 positions, "
-            "accumulation of 2": trace_training(prepared=False, precision="bf16", accumulate=2),
-            "greedy, plain": trace_greedy(), "greedy, prepared, bf16": trace_greedy("bf16"),
-            **{fault: trace_fault(where) for fault, where in FAULTS.items()}}
-
-
-def summary(facts):
-    """What the row of results/README.md says of a file of figures."""
-    sentences = []
-    for when in ("before", "after"):
-        if when in facts:
-            waits = facts[when]["traces"][FOLLOWED]["waits"]
-            launches = facts[when]["traces"][LARGE]["launches"][-1]
-            sentences.append(f"{when}: the host waits {sum(waits)} times in {len(waits)} "
-                             f"steps, and launches {launches:,} operations in one of "
-                             "the base model, bf16, 3,125 positions")
-    return "; ".join(sentences)
+    return {
+        LARGE: trace_training({}, precision="bf16", steps=2),
+        FOLLOWED: trace_training(positions=25_000, precision="bf16", steps=34),
+        "prepared, fp32, 25,000 positions, accumulation of 2":
+            trace_training(positions=25_000, accumulate=2),
+        "prepared, bf16, rank 3 of 8, 3,125 positions, accumulation of 2":
+            trace_training(ranks=8, precision="bf16", accumulate=2),
+        "plain, fp32, 3,125 positions": trace_training(prepared=False),
+        "plain, bf16, 3,125 positions, accumulation of 2":
+            trace_training(prepared=False, precision="bf16", accumulate=2),
+        "greedy, plain": trace_greedy(), "greedy, prepared, bf16": trace_greedy("bf16"),
+        **{fault: trace_fault(where) for fault, where in FAULTS.items()}}
 
 
 def store(path, when, traces):
-    """Put the figures into a file of results, and what they say into the table of
-    results/README.md.
-    """
+    """Put the figures into a file of results; a test holds the row of results/README.md to it."""
     facts = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     origin = provenance()
     facts |= {"command": "python tests/cuda_trace.py --out results/cuda_trace.json --as after",
               "data": "none: shapes, types and devices, computed by FakeTensorMode",
-              "torch": torch.__version__.partition("+")[0], "metric": "waits: operations that make "
-              "the host wait for the device; launches: operations on the device that are no views",
+              "torch": torch.__version__.partition("+")[0],
+              "metric": "waits: operations that make the host wait for the device; launches: "
+                        "operations on the device that are no views",
               **origin, when: {"revision": origin["revision"], "traces": traces}}
     path.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    table = ROOT / "results" / "README.md"
-    rows = re.sub(r"^(\|[^|]*\|)[^|]*(\|.*\]\(\./cuda_trace\.json\))",
-                  lambda row: f"{row[1]} {summary(facts)} {row[2]}",
-                  table.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    table.write_text(rows, encoding="utf-8")
-    subprocess.run([sys.executable, ROOT / "tools" / "results.py"], check=True,
-                   stdout=subprocess.DEVNULL)
 
 
 def main():

@@ -8,8 +8,13 @@ import subprocess
 import sys
 import sysconfig
 
+import lengths
+import long_inputs
 import numpy as np
+import padding
 import pytest
+import r_drop
+import stops
 import torch
 from helpers import ROOT, random_model
 from torch.nn import functional as F
@@ -21,13 +26,6 @@ from annotated.options import train_options
 from annotated.training.checkpoints import save_checkpoint
 from annotated.training.label_smoothing import LabelSmoothingLoss
 from annotated.training.loop import encode_pairs
-
-sys.path.insert(0, str(ROOT / "experiments"))
-import lengths  # noqa: E402
-import long_inputs  # noqa: E402
-import padding  # noqa: E402
-import r_drop  # noqa: E402
-import stops  # noqa: E402
 
 
 def test_c22_padding_is_counted_from_the_lengths_of_the_tokenized_sides():

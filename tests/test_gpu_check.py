@@ -8,11 +8,9 @@ import re
 import subprocess
 import sys
 
+import gpu_check
 import pytest
 from helpers import ROOT
-
-sys.path.insert(0, "tools")
-import gpu_check  # noqa: E402
 
 RUN = {"losses": [10.2, 9.5, 7.0, 5.6, 5.0], "tokens per second": 250_000, "memory": 30e9}
 WELL = {  # what a machine with two good GPUs finds

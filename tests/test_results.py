@@ -5,21 +5,17 @@ hold.
 import json
 import re
 import subprocess
-import sys
 from dataclasses import asdict
 from types import SimpleNamespace
 
+import keep
 import pytest
 from helpers import ROOT
 
+import results
 from annotated import results as written
 from annotated.results import counting_seconds, made_at, provenance, read_json, read_json_lines
 from annotated.training.checkpoints import load_checkpoint
-
-sys.path[:0] = ["experiments", "tools"]
-import keep  # noqa: E402
-
-import results  # noqa: E402
 
 FILES = results.files()
 

@@ -2,15 +2,12 @@
 
 import json
 import re
-import sys
 from collections import Counter
 from dataclasses import replace
 
 import pytest
+import since_the_paper as since
 from helpers import ROOT
-
-sys.path.insert(0, str(ROOT / "experiments"))
-import since_the_paper as since  # noqa: E402
 
 
 def test_a_run_goes_on_where_it_was_ended_and_makes_nothing_twice(tmp_path, monkeypatch):

@@ -3,14 +3,11 @@ shows.
 """
 
 import json
-import sys
 
 import pytest
+import symptoms
 import torch
 from helpers import ROOT, random_model
-
-sys.path.insert(0, str(ROOT / "experiments"))
-import symptoms  # noqa: E402
 
 from annotated.data.batches import Batch
 from annotated.model.transformer import Transformer

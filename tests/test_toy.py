@@ -1,13 +1,9 @@
 """How the book's model is made: its data, its precision, and that nothing is left behind."""
 
-import sys
-
 import pytest
 import torch
-from helpers import ROOT, TEXTS, state
-
-sys.path.insert(0, str(ROOT / "experiments"))
 import toy
+from helpers import TEXTS, one_thread, state
 from safetensors.torch import load_file
 
 from annotated.data.corpora import Corpus, load_corpus
@@ -34,6 +30,7 @@ def tiny_book(monkeypatch):
     return runs
 
 
+@pytest.mark.usefixtures(one_thread.__name__)  # for the second training; it restores the number
 def test_the_books_model_is_trained_and_saved_in_half_precision(tiny_book, tmp_path):
     torch.set_num_threads(2)  # not the number that it trains with
     toy.train_book_model(tmp_path / "book", False)
