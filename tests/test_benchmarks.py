@@ -26,8 +26,6 @@ from benchmarks.systems import make
 BASE = work.SIZES["base"]
 RATES = {"fp32": 1e12, "bf16": 1e12, "int8": 1e12, "bandwidth": 1e10, "call_us": 3.0}
 FAKE = """
-import os, sys, time
-from benchmarks.protocol import serve
 def handle(request):
     if request["do"] == "fail":
         raise ValueError("no such\\nluck")
@@ -36,12 +34,13 @@ def handle(request):
     if request["do"] == "sleep":
         time.sleep(30)
     return {"got": request, "pid": os.getpid()}
-serve(handle, sys.stdin, sys.stdout)
 """
 
 
 def start(code, *arguments):
-    """A worker that runs this code."""
+    """A worker that answers requests by the function `handle` of this code."""
+    code = ("import os, sys, time\nfrom benchmarks.protocol import serve\n" + code
+            + "serve(handle, sys.stdin, sys.stdout)")
     return Worker([sys.executable, "-c", code, *arguments], os.environ | {"PYTHONPATH": str(ROOT)})
 
 
@@ -513,8 +512,6 @@ def test_a_worker_that_dies_or_hangs_is_reported(fake, question, message):
 def test_a_run_goes_on_without_a_system_that_fails(tmp_path, monkeypatch, capsys, load):
     """One worker works, one cannot be built, one dies at its second visit; marked if under load."""
     code = """
-import os, sys
-from benchmarks.protocol import serve
 name, count = sys.argv[1], [0]
 def handle(request):
     if request["do"] == "rates":
@@ -526,7 +523,6 @@ def handle(request):
     if name == "torch" and count[0] == 2: os._exit(1)
     reply = {"seconds": 0.5 if name == "torch" else 0.25, "tokens": 100}
     return reply | ({"peak": 5} if request["first"] else {})
-serve(handle, sys.stdin, sys.stdout)
 """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(program.Watch, "foreign", lambda self: load)
@@ -656,8 +652,6 @@ def test_compiled_systems_learn_the_same(system, small, monkeypatch, unenforced)
 def test_several_workers_share_a_batch_timed_from_the_first_start_to_the_last_end(monkeypatch):
     """Two made-up workers: 17 and 16 of 33 sentences; one begins at 1 s, the other ends at 5 s."""
     code = """
-import os, sys
-from benchmarks.protocol import serve
 number = int(sys.argv[1])
 def handle(request):
     if request["do"] == "build":
@@ -665,7 +659,6 @@ def handle(request):
     assert request["setting"] == [1, 1], request
     times = {"seconds": 3.0, "start": 1.0 + number, "end": 4.0 + number}
     return times | {"tokens": 40 * request["batch"]}
-serve(handle, sys.stdin, sys.stdout)
 """
     numbers = itertools.count()
     monkeypatch.setattr(program.Group, "start", lambda *_: start(code, str(next(numbers))))

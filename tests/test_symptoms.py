@@ -1,6 +1,4 @@
-"""Page 27: each fault is the one that it is called, and the long run trained what the page
-shows.
-"""
+"""Page 27: each fault is what its name says, and the long run trained what the page shows."""
 
 import json
 
@@ -33,9 +31,7 @@ def test_the_sound_recipe_is_the_library_s(space):
 
 
 def test_faults_are_what_they_are_called(space):
-    """The weights of a key sum to 1, a hidden key is looked at, padding adds to the loss, 0 · ln 0
-    is no number.
-    """
+    """A key's weights sum to 1, hidden keys are seen, padding adds to the loss, 0 · ln 0 is NaN."""
     torch.manual_seed(0)
     q, mask = torch.randn(1, 4, 8), torch.tensor([[True, True, False, False]])
     assert torch.allclose(space["OverQueries"]()(q, q, q)[1].sum(dim=-2), torch.ones(1, 4))
@@ -52,22 +48,19 @@ def test_faults_are_what_they_are_called(space):
 
 def test_a_run_says_what_its_author_would_see(space, monkeypatch):
     monkeypatch.setattr(symptoms, "MAX_TOKENS", 64)
-    corpus = [("the dog", "der Hund")] * 4
+    monkeypatch.setattr(symptoms, "translate", lambda sources, model, *_:
+                        [] if model.training else ["der Hund"] * len(sources))
 
-    class Words:
-        def __len__(self):
-            return 12
+    def run(recipe, steps):
+        data = PAIRS * 8, range(12), [("the dog", "der Hund")] * 4  # of the tokenizer its length
+        return symptoms.run(recipe, space["train"], *data, steps)
 
-    monkeypatch.setattr(symptoms, "translate", lambda sources, model,
-                        *_: ["der Hund" for _ in sources] if not model.training else [])
-    result = symptoms.run(space["Recipe"](), space["train"], PAIRS * 8, Words(), corpus,
-                          symptoms.EVERY * 2)
-    assert [step for step, _ in result["curve"]] == [symptoms.EVERY, 2 * symptoms.EVERY]
-    assert result["curve"][1][1] < result["curve"][0][1]
+    result = run(space["Recipe"](), 2 * symptoms.EVERY)
+    (first, first_loss), (second, second_loss) = result["curve"]
+    assert (first, second) == (symptoms.EVERY, 2 * symptoms.EVERY) and second_loss < first_loss
     assert result["outputs"] == {"the dog": "der Hund"}
-    bad = symptoms.run(space["FAULTS"]["log of zero"], space["train"], PAIRS * 8, Words(), corpus,
-                       symptoms.EVERY)
-    assert bad["curve"] == [[symptoms.EVERY, None]]
+    curve = run(space["FAULTS"]["log of zero"], symptoms.EVERY)["curve"]
+    assert curve == [[symptoms.EVERY, None]]
 
 
 def test_results_hold_every_fault_of_the_page(space):
