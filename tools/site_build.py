@@ -27,9 +27,7 @@ def build():
     shutil.copytree(NOTEBOOKS, SOURCE / "notebooks", ignore=shutil.ignore_patterns("[!0-9]*"))
     described = [site_reference.Page(path) for path in paths]
     site_reference.write(described, ledger.read(paths), SOURCE)
-    rows = site_front.rows_of_path(described)
-    (SOURCE / "index.md").write_text(site_front.front_page(described, rows, SOURCE),
-                                     encoding="utf-8")
+    (SOURCE / "index.md").write_text(site_front.front_page(described, SOURCE), encoding="utf-8")
     for page, path in zip(described, paths, strict=True):
         stage(path, SOURCE, f"{{.links}}\n{page.links()}")
     render(SOURCE, fresh)

@@ -21,23 +21,19 @@ MAP = {
     "feed_forward": "03", "embeddings": "04", "softmax": "04", "positional": "05",
     "data": "12", "decoding": "18", "training": "17",
 }
-ALT = ("Plan of the Transformer: the encoder "
-       "stack on the left, the decoder stack on the right, embeddings and positions below, "
-       "output projection and softmax on top. Each box links to the page that explains it.")
+ALT = ("Plan of the Transformer: the encoder stack on the left, the decoder stack on the right, "
+       "embeddings and positions below, output projection and softmax on top. Each box links to "
+       "the page that explains it.")
 LIVE = 10  # minutes at the live page, with which the path ends
 
 
-def rows_of_path(pages):
-    """[(title, address, why, minutes)] of the path; pages: those of `site_reference`."""
+def path_table(pages):
+    """Markdown of the two-hour path, the live page at its end; pages: those of `site_reference`."""
     known = {page.path.name[:2]: page for page in pages}
     rows = [(known[stop.page].title, known[stop.page].path.name, stop.why, stop.minutes)
             for stop in reading.two_hours()]
-    return [*rows, ("Translate in your browser", "live.md",
-                    "watch every head while it translates your own sentence", LIVE)]
-
-
-def path_table(rows):
-    """Markdown of the two-hour path."""
+    rows.append(("Translate in your browser", "live.md",
+                 "watch every head while it translates your own sentence", LIVE))
     lines = ["| number | stop | why | minutes |", "|---|---|---|---|"]
     lines += [f"| {n} | [{title}]({address}) | {why} | {minutes:.0f} |"
               for n, (title, address, why, minutes) in enumerate(rows, 1)]
@@ -45,9 +41,7 @@ def path_table(rows):
 
 
 def model_map(pages, folder):
-    """HTML of the picture of the model, drawn into `folder`, whose boxes are links to the pages
-    that explain them.
-    """
+    """HTML of the model's picture, drawn into `folder`; each box links to the page on it."""
     explaining = {page.path.name[:2]: page for page in pages}
     figure = plt.figure(figsize=(5, 5 * 129 / 111))
     ax = charts.model_diagram(ax=figure.add_axes((0, 0, 1, 1)))
@@ -64,9 +58,8 @@ def model_map(pages, folder):
     (folder / "_static" / "charts").mkdir(parents=True, exist_ok=True)
     figure.savefig(folder / "_static" / "charts" / "map.png", dpi=200, metadata={"Software": None})
     plt.close(figure)
-    picture = f'<img src="_static/charts/map.png" alt="{ALT}">'
-    return "\n".join(["```{raw} html", f'<div class="model-map">{picture}', *links, "</div>",
-                      "```"])
+    image = f'<div class="model-map"><img src="_static/charts/map.png" alt="{ALT}">'
+    return "\n".join(["```{raw} html", image, *links, "</div>", "```"])
 
 
 def contents():
@@ -74,19 +67,13 @@ def contents():
     trees = []
     for name, first, last in PARTS:
         stems = [path.stem for path in reading.pages() if first <= path.name[:2] <= last]
-        if stems:
-            trees.append("\n".join(["```{toctree}", ":maxdepth: 1", f":caption: {name}", "", *stems,
-                                    "```"]))
+        head = ["```{toctree}", ":maxdepth: 1", f":caption: {name}", ""]
+        trees.append("\n".join([*head, *stems, "```"]))
     return "\n\n".join(trees)
 
 
-def front_page(pages, rows, folder):
-    """Markdown of the front page: `docs/index.md` with its places filled; rows: the path's.
-
-    Folder: the sources of the site.
-    """
+def front_page(pages, folder):
+    """Markdown of the front page, `docs/index.md` with its places filled; folder: the sources."""
     text = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
-    for place, content in (("MAP", model_map(pages, folder)), ("PATH", path_table(rows)),
-                           ("CONTENTS", contents())):
-        text = text.replace(f"<!-- {place} -->", content)
-    return text
+    text = text.replace("<!-- MAP -->", model_map(pages, folder))
+    return text.replace("<!-- PATH -->", path_table(pages)).replace("<!-- CONTENTS -->", contents())

@@ -37,6 +37,10 @@ FIGURE = """<figure class="chart" id="{name}">
 <script type="application/json">{spec}</script>
 {numbers}
 </figure>"""
+TABLE = """<details class="chart-data"><summary>Data of this chart</summary><p>{count}.
+<a href="_static/charts/{name}.csv" download>Download {total} rows as CSV</a></p>
+<div class="chart-table" tabindex="0" role="region" aria-label="Data of the chart {name}">
+<table class="table"><thead>{head}</thead><tbody>{body}</tbody></table></div></details>"""
 
 
 def picture_table(png):
@@ -51,12 +55,7 @@ def picture_table(png):
 
 
 def numbers(table, name, folder):
-    """The folded HTML table behind a chart, with a CSV file of it in the site.
-
-    An empty string if there is none.
-    """
-    if table is None:
-        return ""
+    """The folded HTML table behind a chart, with a CSV file of it in the site."""
     header, rows, total = table
     files = folder / "_static" / "charts"
     files.mkdir(parents=True, exist_ok=True)
@@ -64,19 +63,13 @@ def numbers(table, name, folder):
         csv.writer(file, lineterminator="\n").writerows([header, *rows])
 
     def line(cells, tag):
-        return "<tr>" + "".join(f"<{tag}>{html.escape(str(cell))}</{tag.split()[0]}>"
-                                for cell in cells) + "</tr>"
+        texts = (html.escape(str(cell)) for cell in cells)
+        return f"<tr>{''.join(f'<{tag}>{text}</{tag.split()[0]}>' for text in texts)}</tr>"
 
     shown = rows[:ROWS_SHOWN]
     count = f"{len(shown)} of {total} rows" if len(shown) < int(total) else f"{total} rows"
-    body = "".join(line(row, "td") for row in shown)
-    head = line(header, 'th scope="col"')
-    return (
-        f'<details class="chart-data"><summary>Data of this chart</summary><p>{count}. '
-        f'<a href="_static/charts/{name}.csv" download>Download {len(rows)} rows as CSV</a></p>'
-        '<div class="chart-table" '
-        f'tabindex="0" role="region" aria-label="Data of the chart {name}">'
-        f'<table class="table"><thead>{head}</thead><tbody>{body}</tbody></table></div></details>')
+    head, body = line(header, 'th scope="col"'), "".join(line(row, "td") for row in shown)
+    return TABLE.format(name=name, count=count, total=len(rows), head=head, body=body)
 
 
 def chart(output, name, alt, folder):
@@ -151,9 +144,9 @@ def stage(path, folder, below_title=""):
             if "text/markdown" in data:
                 data["text/markdown"] = relink(data["text/markdown"])
             outputs.append(output)
-            if "image/png" in data and (behind := numbers(
-                picture_table(base64.b64decode(data["image/png"])), name, folder)):
-                outputs.append(as_html(behind))
+            if "image/png" in data:
+                table = picture_table(base64.b64decode(data["image/png"]))
+                outputs += [as_html(numbers(table, name, folder))] if table else []
         cell.outputs = outputs
         cell.source = ALT.sub("", DIRECTIVES.sub("", cell.source))
     if below_title:
@@ -177,18 +170,17 @@ def policy(page):
     codes = SCRIPT.findall(ARTICLE.sub("", page))
     digests = {base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
                for code in codes if code}
-    rules = ["default-src 'none'", " ".join(["script-src 'self'", *(
-        f"'sha256-{digest}'" for digest in sorted(digests))]), "style-src 'self' 'unsafe-inline'",
-             "img-src 'self' data:", "font-src 'self'", "connect-src 'self'", "worker-src 'self'",
-             "object-src 'none'", "base-uri 'self'", "form-action 'self'"]
-    return page.replace("<head>", '<head>\n<meta http-equiv="Content-Security-Policy" '
-                        f'content="{"; ".join(rules)}">', 1)
+    scripts = "".join(f" 'sha256-{digest}'" for digest in sorted(digests))
+    rules = ("default-src 'none'; "
+             f"script-src 'self'{scripts}; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
+             "font-src 'self'; connect-src 'self'; worker-src 'self'; object-src 'none'; "
+             "base-uri 'self'; form-action 'self'")
+    meta = f'<meta http-equiv="Content-Security-Policy" content="{rules}">'
+    return page.replace("<head>", f"<head>\n{meta}", 1)
 
 
 def name_controls(page):
-    """Name what the themes leave nameless, or name otherwise than they show it, for readers who
-    cannot see it.
-    """
+    """Give names to what the themes leave nameless for readers who cannot see it."""
     page = page.replace('<summary aria-label="Toggle hidden content">', "<summary>")
     return page.replace('<summary><span class="toctree-toggle"',
                         '<summary aria-label="More pages"><span class="toctree-toggle"')
