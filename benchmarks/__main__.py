@@ -40,8 +40,8 @@ def available_memory():
 
 def resident(worker):
     """Bytes that a worker holds (Linux)."""
-    return int(Path(f"/proc/{worker.process.pid}/statm").read_text().split()[1]) * os.sysconf(
-        "SC_PAGE_SIZE")
+    pages = Path(f"/proc/{worker.process.pid}/statm").read_text().split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 def machine_facts(options):
@@ -137,8 +137,8 @@ class Group:
             for worker, share in zip(crew, shares, strict=True):
                 worker.send(do="visit", first=asked, setting=(1, 1), **request | {"batch": share})
             replies = [worker.receive(self.options.patience) for worker in crew]
-        return {"seconds": max(one["end"] for one in replies) - min(
-            one["start"] for one in replies), "tokens": sum(one["tokens"] for one in replies)}
+        seconds = max(one["end"] for one in replies) - min(one["start"] for one in replies)
+        return {"seconds": seconds, "tokens": sum(one["tokens"] for one in replies)}
 
     def attempt(self, key, action, keep=None):
         """What the action gives for the worker of `key`.
@@ -261,9 +261,9 @@ def run_cell(cell, group, watch, options):
     shares = [(s, f) for s, f in shares if options.busy_anyway or f <= FOREIGN]
     total = sum(seconds for seconds, _ in shares)
     return {"name": cell.name, "task": cell.task, "size": cell.size, "batch": cell.batch,
-            "units": cell.units, "lost_rounds": lost, "entrants": entrants, "foreign":
-            {"mean": round(sum(s * f for s, f in shares) / total, 4) if total else None,
-             "worst": round(max((f for _, f in shares), default=0.0), 4)}}
+            "units": cell.units, "lost_rounds": lost, "entrants": entrants,
+            "foreign": {"mean": round(sum(s * f for s, f in shares) / total, 4) if total else None,
+                        "worst": round(max((f for _, f in shares), default=0.0), 4)}}
 
 
 def by_hand(cell, entrant, options):
@@ -308,8 +308,9 @@ def parse(arguments):
         "_build/bench/part.json for a partial run)")
     add("--busy-anyway", action="store_true",
         help="measure although the machine is busy; above 10 %% the run is marked")
-    add("--threads", type=int, default=len(os.sched_getaffinity(0)) if hasattr(
-        os, "sched_getaffinity") else os.cpu_count(), help="the most that a system tries")
+    there = hasattr(os, "sched_getaffinity")
+    add("--threads", type=int, help="the most that a system tries",
+        default=len(os.sched_getaffinity(0)) if there else os.cpu_count())
     add("--only", default="", metavar="REGEX", help="cells whose name this matches")
     add("--systems", type=lambda text: text.split(","),
         help="of these systems only, with commas between them")

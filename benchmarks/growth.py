@@ -149,9 +149,10 @@ def measure(one, options, watch):
                     continue
                 seconds[system].append(round(took, 5))
                 tokens[system] = sum(reply["tokens"] for reply in replies)
-        rows = [{"system": system, "tokens_per_second": round(
-            tokens[system] / statistics.median(seconds[system]), 1), "seconds": seconds[system],
-                 "tokens": tokens[system], "peak": peaks[system]} for system in alive]
+        speeds = {system: tokens[system] / statistics.median(seconds[system]) for system in alive}
+        rows = [{"system": system, "tokens_per_second": round(speeds[system], 1),
+                 "seconds": seconds[system], "tokens": tokens[system], "peak": peaks[system]}
+                for system in alive]
     except WorkerFailed as error:
         rows = [{"system": system, "failed": str(error)} for system in alive]
     finally:
@@ -175,10 +176,10 @@ def main(arguments=None):
     from annotated.results import provenance
 
     BUILD.mkdir(parents=True, exist_ok=True)
+    metric = f"median of {VISITS} visits in turn, fp32; peak: bytes resident in a first visit"
     result = json.loads(options.out.read_text()) if options.out.exists() else {
         "command": "python -m benchmarks.growth", "machine": machine_facts(options), "seed": 0,
-        "data": "random ids", "metric": f"median of {VISITS} visits in turn, fp32; peak: bytes "
-        "resident in a first visit", "size": asdict(SIZE), **provenance(), "points": []}
+        "data": "random ids", "metric": metric, "size": asdict(SIZE), **provenance(), "points": []}
     done, watch = {(p["task"], p["axis"], p["value"]) for p in result["points"]}, Watch()
     for task, axes in AXES.items():
         for axis, values in axes.items():

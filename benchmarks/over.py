@@ -70,8 +70,8 @@ def machines_table(runs):
     for number, run in enumerate(runs, 1):
         rates = report.best_rates(run)
         products = ", ".join(f"{rates[name] / 1e9:,.0f}" for name in ("fp32", "bf16", "int8"))
-        name, load = report.machine_name(run["machine"]) + "; under load" * run["disturbed"], max(
-            run["load"].values())
+        name = report.machine_name(run["machine"]) + "; under load" * run["disturbed"]
+        load = max(run["load"].values())
         lines.append(f"| {number} | {name} | {products} | {rates['bandwidth'] / 1e9:.0f} | "
                      f"{rates['call_us']:.1f} | {load:.0%} | {run['revision'][:7]} |")
     return "\n".join(lines)
@@ -142,8 +142,9 @@ def draw(runs):
             axis.plot(value, place, "o", color=colour, markersize=5)
         axis.text(1.02, place, peers(found).replace("`", ""), fontsize=8, va="center",
                   transform=axis.get_yaxis_transform())
-    theme.remember(axis, ("cell", "quickest peer", "run", "times as fast"), [(claim.name, row[
-        "name"], number, value) for claim, found in rows for number, value, row in found])
+    numbers = [(claim.name, row["name"], number, value)
+               for claim, found in rows for number, value, row in found]
+    theme.remember(axis, ("cell", "quickest peer", "run", "times as fast"), numbers)
     axis.axvline(1, color=charts.COLOURS["text"], linewidth=1)
     axis.set_yticks(range(len(rows)), [claim.name for claim, _ in rows], fontsize=8)
     axis.set_ylim(len(rows) - 0.5, -0.5)

@@ -182,8 +182,8 @@ def rounds(names, visit, undisturbed, seconds, least=3, most=9, share=0.34):
     alive, done, tries, slow = list(names), 0, 0, set()
     while alive and tries < 2 * most and done + len(pending) < most:
         spent = time.monotonic() - start
-        if done >= least and spent + spent / max(
-            tries, 1) > seconds or tries >= 2 * least and spent > 3 * seconds:
+        over = done >= least and spent + spent / max(tries, 1) > seconds
+        if over or tries >= 2 * least and spent > 3 * seconds:
             break
         this, tries = {}, tries + 1
         for name in list(alive):

@@ -357,8 +357,8 @@ class CTranslate2(System):
         spec.config.unk_token = "<unk>"
         spec.config.eos_token = spec.config.decoder_start_token = "</s>"
         self.names, self.count = names, super().parameters()
-        self.folder, self.kind, self.setting = tempfile.TemporaryDirectory(), self.KINDS[
-            precision], None
+        self.folder = tempfile.TemporaryDirectory()
+        self.kind, self.setting = self.KINDS[precision], None
         spec.validate()
         spec.optimize(quantization=None)
         spec.save(self.folder.name)

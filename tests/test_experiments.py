@@ -142,8 +142,8 @@ def test_r_drop_is_half_of_the_published_loss_of_both_readings():
               for x in logits)
     p, q = (x.log_softmax(-1) for x in logits)
     kl = ((p.exp() - q.exp()) * (p - q)).sum()  # in both directions
-    loss, plain = r_drop.RDropLoss(0.1, reduction="sum", alpha=5.0), LabelSmoothingLoss(
-        0.1, reduction="sum")
+    loss = r_drop.RDropLoss(0.1, reduction="sum", alpha=5.0)
+    plain = LabelSmoothingLoss(0.1, reduction="sum")
     assert torch.allclose(loss.of_hidden(hidden, weight, target), (nll + 5.0 * kl / 2) / 2)
     expected = plain.of_hidden(first, weight, target)  # without dropout there is no distance
     assert kl > 1 and torch.equal(loss.of_hidden(first, weight, target), expected)

@@ -22,13 +22,10 @@ def page_space():
     """The names of the page's cells that define its commands and its script."""
     space = {"__name__": "page"}
     exec("import os, re, subprocess, sys\nfrom pathlib import Path", space)
-    for cell in cells(PAGE):
-        if cell.cell_type == "code" and re.search(
-            r"^def (full_options|training_command|slurm_script)\b", cell.source, re.M):
-            lines = cell.source.split("\n")
-            stop = next((k for k, line in enumerate(lines)
-                         if re.match(r"(REHEARSAL|print)\b", line)), len(lines))
-            exec("\n".join(lines[:stop]), space)
+    defines = re.compile(r"^def (full_options|training_command|slurm_script)\b", re.M)
+    for cell in (cell for cell in cells(PAGE) if cell.cell_type == "code"):
+        if defines.search(cell.source):
+            exec(re.split(r"^(?:REHEARSAL|print)\b", cell.source, flags=re.M)[0], space)
     return space
 
 

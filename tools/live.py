@@ -77,10 +77,10 @@ def describe(saved):
     return {"config": {name: getattr(saved.model.config, name)
                        for name in ("vocab_size", "N", "d_model", "d_ff", "h")},
             "parameters": sum(weight.numel() for weight in saved.model.parameters()),
-            "vocabulary": tokenizer.table, "english": english, "exceptions": exceptions(
-                [tokenizer.table[index] for index in english]), "longest": max(map(len, sources)),
-            "examples": [[name, sentence] for name, sentence in EXAMPLES.items()], "pairs": pairs,
-            "tensors": tensors, "base64": weights}
+            "vocabulary": tokenizer.table, "english": english,
+            "exceptions": exceptions([tokenizer.table[index] for index in english]),
+            "longest": max(map(len, sources)), "examples": list(map(list, EXAMPLES.items())),
+            "pairs": pairs, "tensors": tensors, "base64": weights}
 
 
 def write(folder, saved=None):

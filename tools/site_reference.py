@@ -188,10 +188,11 @@ def library_page(pages):
         packages.setdefault(page.module.rpartition(".")[0], []).append(page)
     for package, members in packages.items():
         rows = [[f"[annotated.{page.module}]({page.module}.md)", page.line] for page in members]
-        document = import_module(f"annotated.{package}").__doc__ if package else ""
-        parts += [f"## annotated.{package}", document.partition("\n")[0]] if package else [
-            "## Beside the packages"]
-        parts.append(table(["Module", "What it holds"], rows))
+        head = ["## Beside the packages"]
+        if package:
+            document = import_module(f"annotated.{package}").__doc__
+            head = [f"## annotated.{package}", document.partition("\n")[0]]
+        parts += [*head, table(["Module", "What it holds"], rows)]
     modules = "\n".join(page.module for page in pages)
     return "\n\n".join([*parts, f"```{{toctree}}\n:hidden:\n\n{modules}\n```\n"])
 
