@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import sys
-import time
 from collections import defaultdict
 from types import SimpleNamespace
 
@@ -382,7 +381,8 @@ def test_watch_subtracts_this_process_and_its_workers(tmp_path, monkeypatch, fak
             (tmp_path / str(pid) / "stat").write_text(PROCESS.format(ticks, 0, 0, 0))
 
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    monkeypatch.setattr(time, "monotonic", iter([0.0, 10.0, 10.0]).__next__)
+    clock = SimpleNamespace(monotonic=iter([0.0, 10.0, 10.0]).__next__)
+    monkeypatch.setattr(protocol, "time", clock)  # other threads keep the real one
     put(1000, 10, 20)
     watch = protocol.Watch(lambda: [fake], tmp_path)
     put(1000 + 900, 10 + 100, 20 + 300)

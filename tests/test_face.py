@@ -47,10 +47,9 @@ def test_all_names_come_with_a_star():
 
 
 def test_the_book_s_model_translates_a_sentence_and_a_list():
-    assert annotated.translate("The old dog sleeps.") == "Der alte Hund schläft."
-    assert annotated.translate(["The old dog sleeps.",
-                                "The dog sleeps."])[0] == "Der alte Hund schläft."
-    assert annotated.translate([]) == []
+    source, expected = "The old dog sleeps.", "Der alte Hund schläft."
+    assert annotated.translate(source) == expected and annotated.translate([]) == []
+    assert annotated.translate([source, "The dog sleeps."])[0] == expected
 
 
 def test_a_translator_saves_what_it_loads(tmp_path):
