@@ -106,9 +106,9 @@ def test_report_shows_settings_ratios_failures_aims_and_the_busy_mark():
 def test_every_aim_is_measured_by_some_cell(compiled):
     cells = work.cells(compiled=compiled)
     for claim in work.AIMS:
-        cell = next(cell for cell in cells if cell.name == claim.cell)
-        rows = [row(entrant.system, entrant.precision, [1.0]) for entrant in cell.entrants]
-        run = run_of([made_up(cell.name, cell.task, rows)], [RATES])
+        run = run_of([made_up(cell.name, cell.task, [row(entrant.system, entrant.precision, [1.0])
+                                                     for entrant in cell.entrants])
+                      for cell in cells if cell.name == claim.cell], [RATES])
         assert report.figure(run, claim) is not None, claim
     assert len({(claim.name, claim.what) for claim in work.AIMS}) == len(work.AIMS)
     # every cell has an aim

@@ -27,7 +27,7 @@ WELL = {  # what a machine with two good GPUs finds
 
 
 @pytest.mark.parametrize(
-    "part, place, change, said", [
+    "part, place, change, message", [
         (
             "versions", None, {"refused": "device 'cuda' cannot be used"},
             "cannot be used; PyTorch 2.13.0 is built for CUDA 13"),
