@@ -77,6 +77,7 @@ def test_a_forbidden_key_weighs_exactly_nothing_whatever_the_scores(dtype):
     mask = torch.tensor([[1, 1, 0], [1, 1, 0], [1, 0, 0], [0, 0, 0]], dtype=torch.bool)
     weights = masked_softmax(scores, mask)
     assert (weights[~mask] == 0).all() and weights[2:].tolist() == [[1.0, 0.0, 0.0], [0.0] * 3]
+    assert (weights[1, :2] > 0).all(), "nothing is lower than what fills a forbidden place"
     # a subtraction, an exponential, a sum and a division of two numbers: four roundings
     rtol = roundoff(dtype, 8)  # on either side
     torch.testing.assert_close(weights[0, :2], scores[0, :2].softmax(-1), rtol=rtol, atol=0)
