@@ -1,1 +1,4 @@
-"""Speed side by side: `annotated` against its peers, interleaved in one run. `python -m benchmarks --help`."""
+"""Speed side by side: `annotated` against its peers, interleaved in one run.
+
+`python -m benchmarks --help`.
+"""

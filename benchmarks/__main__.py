@@ -1,4 +1,7 @@
-"""Run the benchmarks: `make bench`, or `python -m benchmarks --only tiny`. Prints tables, writes JSON and pictures."""
+"""Run the benchmarks: `make bench`, or `python -m benchmarks --only tiny`.
+
+Prints tables, writes JSON and pictures.
+"""
 
 import argparse
 import itertools
@@ -20,9 +23,11 @@ from . import over, report, work
 from .protocol import Watch, Worker, WorkerFailed, rounds, settle
 from .report import FOREIGN
 
-ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_TOP_PAD_": str(1 << 26),
-             "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}  # kept from step to step, and in large pages
-THREADING = ("OMP_", "GOMP_", "KMP_", "MKL_")  # environment that would choose threads, or how they wait, in place of a setting
+# kept from step to step, and in large pages
+ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
+             "MALLOC_TOP_PAD_": str(1 << 26), "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+# environment that would choose threads, or how they wait, in place of a setting
+THREADING = ("OMP_", "GOMP_", "KMP_", "MKL_")
 BY_HAND = {("greedy", "base", 32), ("beam", "base", 1), ("greedy", "tiny", 32), ("beam", "tiny", 1)}
 FAR_BEHIND = 0.6  # of the best setting so far
 BUILD, RUNS = Path("_build/bench"), Path("results/bench")
@@ -35,7 +40,8 @@ def available_memory():
 
 def resident(worker):
     """Bytes that a worker holds (Linux)."""
-    return int(Path(f"/proc/{worker.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    pages = Path(f"/proc/{worker.process.pid}/statm").read_text().split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 def machine_facts(options):
@@ -43,9 +49,9 @@ def machine_facts(options):
     text = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     model = re.search(r"model name\s*:\s*(.*)", text)
     flags = sorted(set(re.findall(r"\b(?:amx_\w+|avx512_bf16|avx512_vnni|avx2|avx512f)\b", text)))
-    return {"processor": model[1] if model else platform.machine(), "flags": flags, "cores": os.cpu_count(),
-            "threads": options.threads, "device": options.device, "system": platform.system(),
-            "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")}
+    return {"processor": model[1] if model else platform.machine(), "flags": flags,
+            "cores": os.cpu_count(), "threads": options.threads, "device": options.device, "system":
+            platform.system(), "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")}
 
 
 def checkout(revision):
@@ -57,7 +63,8 @@ def checkout(revision):
         new = folder.with_suffix(".part")
         shutil.rmtree(new, ignore_errors=True)  # of a start that was interrupted
         new.mkdir(parents=True)
-        code = subprocess.run(["git", "archive", revision, "annotated"], capture_output=True, check=True).stdout
+        code = subprocess.run(["git", "archive", revision, "annotated"], capture_output=True,
+                              check=True).stdout
         subprocess.run(["tar", "-x", "-C", str(new)], input=code, check=True)
         (new / "benchmarks").symlink_to(Path(__file__).parent.resolve())
         new.rename(folder)
@@ -65,7 +72,10 @@ def checkout(revision):
 
 
 class Group:
-    """The processes of the systems that some cells share; those that cannot be made are remembered with the reason."""
+    """The processes of the systems that some cells share.
+
+    Those that cannot be made are remembered with the reason.
+    """
 
     def __init__(self, cells, options, everyone):
         self.options, self.everyone, self.workers, self.crews = options, everyone, {}, {}
@@ -79,19 +89,25 @@ class Group:
 
     @staticmethod
     def key(cell, entrant):
-        """Which process does an entrant's work: in decoding the weights' precision is part of it."""
+        """Which process does an entrant's work: in decoding the weights' precision is part of
+        it.
+        """
         return entrant.system, None if cell.task == "train" else entrant.precision
 
     @staticmethod
     def start(system, options):
-        """A worker, with the allocator's settings for all alike, and none for threads: those are set for each visit."""
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(THREADING)}
+        """A worker, with the allocator's settings for all alike, and none for threads: those are
+        set for each visit.
+        """
+        environment = {name: value
+                       for name, value in os.environ.items() if not name.startswith(THREADING)}
         environment |= {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", **ALLOCATOR,
                         "ANNOTATED_DATA": str((BUILD / "data").resolve())}
         name, _, revision = system.partition("@")
         folder = checkout(revision) if revision else Path.cwd()
         command = [sys.executable, "-m", "benchmarks.worker", name, options.device]
-        return Worker(command, {**environment, "PYTHONPATH": str(folder)}, BUILD / "workers.log", folder)
+        return Worker(command, {**environment, "PYTHONPATH": str(folder)}, BUILD / "workers.log",
+                      folder)
 
     def build(self, key, number=0):
         """A new worker that makes a system's model."""
@@ -100,7 +116,10 @@ class Group:
         return worker
 
     def crew(self, key, count):
-        """So many workers of a system; those beside the first are started when a batch is shared for the first time."""
+        """So many workers of a system.
+
+        Those beside the first are started when a batch is shared for the first time.
+        """
         crew = self.crews.setdefault(key, [self.workers[key]])
         new = [self.build(key, number) for number in range(len(crew), count)]
         for worker in new:
@@ -109,18 +128,23 @@ class Group:
         return crew
 
     def together(self, key, count, first, request):
-        """A visit by several workers of one thread, each with its share of the batch: from the first start to the last end."""
+        """A visit by several workers of one thread, each with its share of the batch: from the
+        first start to the last end.
+        """
         crew = self.crew(key, count)
         shares = [len(share) for share in np.array_split(range(request["batch"]), count)]
         for asked in (True, False) if first else (False,):
             for worker, share in zip(crew, shares, strict=True):
                 worker.send(do="visit", first=asked, setting=(1, 1), **request | {"batch": share})
             replies = [worker.receive(self.options.patience) for worker in crew]
-        return {"seconds": max(one["end"] for one in replies) - min(one["start"] for one in replies),
-                "tokens": sum(one["tokens"] for one in replies)}
+        seconds = max(one["end"] for one in replies) - min(one["start"] for one in replies)
+        return {"seconds": seconds, "tokens": sum(one["tokens"] for one in replies)}
 
     def attempt(self, key, action, keep=None):
-        """What the action gives for the worker of `key`; None if that fails, and the reason is remembered."""
+        """What the action gives for the worker of `key`.
+
+        None if that fails, and the reason is remembered.
+        """
         try:
             result = action(self.workers[key])
         except WorkerFailed as error:
@@ -132,7 +156,9 @@ class Group:
         return result
 
     def visit(self, key, first, request, setting):
-        """One visit; memory is given back around it if the processes together would take too much."""
+        """One visit; memory is given back around it if the processes together would take too
+        much.
+        """
         worker, (count, _) = self.workers[key], setting
         if count > 1 and key[0] not in work.WITH_WORKERS:
             reply = self.attempt(key, lambda _: self.together(key, count, first, request))
@@ -140,11 +166,14 @@ class Group:
                 if one.process.poll() is None:
                     settle(one.process.pid)
             return reply
-        expected = max(self.peaks.get(key, 0), max(self.peaks.values(), default=0) if key not in self.peaks else 0)
-        held = sum(resident(other) for name, other in self.workers.items() if name != key and other.process.poll() is None)
-        trim = self.options.device == "cuda" or held + expected > 0.75 * self.available  # a GPU's memory is not looked at
-        reply = self.attempt(key, lambda worker: worker.ask(self.options.patience, do="visit", first=first, trim=trim, setting=setting,
-                                                        **request))
+        expected = max(self.peaks.get(key, 0),
+                       max(self.peaks.values(), default=0) if key not in self.peaks else 0)
+        held = sum(resident(other) for name, other in self.workers.items() if name != key
+                   and other.process.poll() is None)
+        # a GPU's memory is not looked at
+        trim = self.options.device == "cuda" or held + expected > 0.75 * self.available
+        reply = self.attempt(key, lambda worker: worker.ask(
+            self.options.patience, do="visit", first=first, trim=trim, setting=setting, **request))
         if reply and reply.get("peak"):
             self.peaks[key] = max(self.peaks.get(key, 0), reply["peak"])
         if worker.process.poll() is None:
@@ -168,7 +197,8 @@ def request_of(cell, entrant, tokens):
 def try_settings(cell, entrant, group, options):
     """{setting: tokens per second} of the best of a few visits each; empty if the system fails.
 
-    The best, since a visit that something else disturbed must not decide. A setting that is far behind gets no second visit.
+    The best, since a visit that something else disturbed must not decide. A setting that is far
+    behind gets no second visit.
     """
     key, request, tried = group.key(cell, entrant), request_of(cell, entrant, options.tokens), {}
     for setting in work.settings(cell, options.threads, entrant.system):
@@ -185,7 +215,10 @@ def try_settings(cell, entrant, group, options):
 
 
 def run_cell(cell, group, watch, options):
-    """Measure one cell, each system in the setting that it does best in; its figures as a dictionary."""
+    """Measure one cell, each system in the setting that it does best in.
+
+    Its figures as a dictionary.
+    """
     by_name, shares, peaks = {str(entrant): entrant for entrant in cell.entrants}, [], {}
     tried = {name: try_settings(cell, entrant, group, options) for name, entrant in by_name.items()}
     best = {name: max(found, key=found.get) for name, found in tried.items() if found}
@@ -194,7 +227,8 @@ def run_cell(cell, group, watch, options):
         key = group.key(cell, by_name[name])
         if key in group.failed:
             return None
-        reply = group.visit(key, name not in peaks, request_of(cell, by_name[name], options.tokens), best[name])
+        reply = group.visit(key, name not in peaks, request_of(cell, by_name[name], options.tokens),
+                            best[name])
         if reply:
             peaks.setdefault(name, reply.get("peak"))
         return reply
@@ -218,39 +252,51 @@ def run_cell(cell, group, watch, options):
         elif not visits[name]:
             row["failed"] = "the machine was busy with something else"
         else:
-            row |= {"setting": best[name], "tried": [[*setting, round(rate, 1)] for setting, rate in tried[name].items()],
-                    "seconds": [round(one["seconds"], 6) for one in visits[name]], "tokens": visits[name][0]["tokens"],
-                    "peak": peaks[name], **group.facts[key]}
+            row |= {"setting": best[name],
+                    "tried": [[*setting, round(rate, 1)] for setting, rate in tried[name].items()],
+                    "seconds": [round(one["seconds"], 6) for one in visits[name]],
+                    "tokens": visits[name][0]["tokens"], "peak": peaks[name], **group.facts[key]}
         entrants.append(row)
-    shares = [(s, f) for s, f in shares if options.busy_anyway or f <= FOREIGN]  # of the rounds that were kept
+    # of the rounds that were kept
+    shares = [(s, f) for s, f in shares if options.busy_anyway or f <= FOREIGN]
     total = sum(seconds for seconds, _ in shares)
-    return {"name": cell.name, "task": cell.task, "size": cell.size, "batch": cell.batch, "units": cell.units, "lost_rounds": lost,
-            "entrants": entrants, "foreign": {"mean": round(sum(s * f for s, f in shares) / total, 4) if total else None,
-                                              "worst": round(max((f for _, f in shares), default=0.0), 4)}}
+    return {"name": cell.name, "task": cell.task, "size": cell.size, "batch": cell.batch,
+            "units": cell.units, "lost_rounds": lost, "entrants": entrants,
+            "foreign": {"mean": round(sum(s * f for s, f in shares) / total, 4) if total else None,
+                        "worst": round(max((f for _, f in shares), default=0.0), 4)}}
 
 
 def by_hand(cell, entrant, options):
-    """What CTranslate2 reaches in a cell when it is called without any of this: [[workers, threads, tokens per second], …]."""
+    """What CTranslate2 reaches in a cell when it is called without any of this: [[workers, threads,
+    tokens per second], …].
+    """
     settings = [f"{workers}x{threads}" for workers, threads in work.settings(cell, options.threads)]
-    command = [sys.executable, "-m", "benchmarks.by_hand", cell.size, entrant["precision"], "4" if cell.task == "beam" else "1",
-               str(cell.batch), *settings]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(THREADING)}
-    return json.loads(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
+    command = [sys.executable, "-m", "benchmarks.by_hand", cell.size, entrant["precision"],
+               "4" if cell.task == "beam" else "1", str(cell.batch), *settings]
+    environment = {name: value
+                   for name, value in os.environ.items() if not name.startswith(THREADING)}
+    return json.loads(subprocess.run(command, env=environment, capture_output=True, text=True,
+                                     check=True).stdout.splitlines()[-1])
 
 
 def chosen_cells(options):
     """The cells of this run, in groups."""
-    cells = [cell for cell in work.cells(options.device, options.compile or options.device == "cuda") if re.search(options.only, cell.name)]
+    cells = [cell for cell in work.cells(options.device, options.compile or options.device
+                                         == "cuda") if re.search(options.only, cell.name)]
     if options.systems:
         kept = []
         for cell in cells:
-            entrants = tuple(entrant for entrant in cell.entrants if entrant.system.split(",")[0] in options.systems)
+            entrants = tuple(entrant for entrant in cell.entrants
+                             if entrant.system.split(",")[0] in options.systems)
             kept += [replace(cell, entrants=entrants)] if entrants else []
         cells = kept
     if options.against:
-        ours = [[entrant for entrant in cell.entrants if entrant.system.startswith("annotated")] for cell in cells]
-        both = [(*each, *(replace(one, system=f"{one.system}@{options.against}") for one in each)) for each in ours]
-        cells = [replace(cell, entrants=entrants) for cell, entrants in zip(cells, both, strict=True) if entrants]
+        ours = [[entrant for entrant in cell.entrants if entrant.system.startswith("annotated")]
+                for cell in cells]
+        both = [(*each, *(replace(one, system=f"{one.system}@{options.against}") for one in each))
+                for each in ours]
+        cells = [replace(cell, entrants=entrants)
+                 for cell, entrants in zip(cells, both, strict=True) if entrants]
     return [list(group) for _, group in itertools.groupby(cells, key=lambda cell: cell.group)]
 
 
@@ -258,39 +304,53 @@ def parse(arguments):
     """The command line."""
     parser = argparse.ArgumentParser("python -m benchmarks", description=__doc__)
     add = parser.add_argument
-    add("--out", type=Path, help="JSON file (results/bench/NUMBER-MACHINE-REVISION.json; _build/bench/part.json for a partial run)")
-    add("--busy-anyway", action="store_true", help="measure although the machine is busy; above 10 %% the run is marked")
-    add("--threads", type=int, default=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        help="the most that a system tries")
+    add("--out", type=Path, help="JSON file (results/bench/NUMBER-MACHINE-REVISION.json; "
+        "_build/bench/part.json for a partial run)")
+    add("--busy-anyway", action="store_true",
+        help="measure although the machine is busy; above 10 %% the run is marked")
+    there = hasattr(os, "sched_getaffinity")
+    add("--threads", type=int, help="the most that a system tries",
+        default=len(os.sched_getaffinity(0)) if there else os.cpu_count())
     add("--only", default="", metavar="REGEX", help="cells whose name this matches")
-    add("--systems", type=lambda text: text.split(","), help="of these systems only, with commas between them")
-    add("--compile", action="store_true", help="training also by torch.compile, as on a GPU: minutes more for each system")
-    add("--against", metavar="REVISION", help="race our own code here against that of a revision, and nothing else")
+    add("--systems", type=lambda text: text.split(","),
+        help="of these systems only, with commas between them")
+    add("--compile", action="store_true",
+        help="training also by torch.compile, as on a GPU: minutes more for each system")
+    add("--against", metavar="REVISION",
+        help="race our own code here against that of a revision, and nothing else")
     add("--effort", type=float, default=1.0, help="times the usual number of seconds for each cell")
     add("--patience", type=float, default=600, help="seconds after which a visit is given up")
     add("--device", default="cpu", choices=["cpu", "cuda"])
-    add("--tokens", type=int, default=work.TOKENS, help="target tokens of a training batch (25000 suits a GPU)")
-    add("--report", type=Path, help="measure nothing: print the tables of this JSON file, and draw them; of a folder, what its runs "
-                                    "found together")
+    add("--tokens", type=int, default=work.TOKENS,
+        help="target tokens of a training batch (25000 suits a GPU)")
+    add("--report", type=Path, help="measure nothing: print the tables of this JSON file, and draw "
+        "them; of a folder, what its runs found together")
     return parser.parse_args(arguments)
 
 
 def place(results, options, folder=RUNS):
-    """The file that a run goes to: a whole one among those kept, named by its number, its machine and its revision."""
+    """The file that a run goes to: a whole one among those kept, named by its number, its machine
+    and its revision.
+    """
     if options.only or options.systems or options.against or options.effort < 1:
         return BUILD / "part.json"
     words = f"{report.machine_name(results['machine'])} {(results['revision'] or 'unknown')[:7]}"
-    number = 1 + max((int(path.name.split("-")[0]) for path in folder.glob("[0-9]*-*.json")), default=0)
+    number = 1 + max((int(path.name.split("-")[0]) for path in folder.glob("[0-9]*-*.json")),
+                     default=0)
     return folder / f"{number:02d}-{re.sub('[^a-z0-9]+', '-', words.lower())}.json"
 
 
 def race(options, results, watch, workers, start):
-    """Measure all cells, and put their figures into `results`; `workers` holds the processes that are there."""
+    """Measure all cells, and put their figures into `results`.
+
+    `workers` holds the processes that are there.
+    """
     measure = workers["rates"]
     for cells in chosen_cells(options):
         results["rates"].append(measure.ask(do="rates", threads=options.threads))
         settle(measure.process.pid)
-        print(f"[{time.time() - start:.0f} s] {', '.join(cells[0].group)}: starting the systems", flush=True)
+        print(f"[{time.time() - start:.0f} s] {', '.join(cells[0].group)}: starting the systems",
+              flush=True)
         group = Group(cells, options, workers)
         for cell in cells:
             group.peaks = {}
@@ -301,13 +361,15 @@ def race(options, results, watch, workers, start):
             if peer and (cell.task, cell.size, cell.batch) in BY_HAND:
                 found["by_hand"] = by_hand(cell, peer, options)
         group.close()
-        (BUILD / "so_far.json").write_text(json.dumps(results) + "\n")  # for --report, if the run comes to no end
+        # for --report, if the run comes to no end
+        (BUILD / "so_far.json").write_text(json.dumps(results) + "\n")
 
 
 def main(arguments=None):
     """Measure, or report what was measured; exit status 3 for a busy machine."""
     options = parse(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an end by way of `finally`: the workers end, too
+    # an end by way of `finally`: the workers end, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     BUILD.mkdir(parents=True, exist_ok=True)
     if options.report and options.report.is_dir():
         runs = over.stored(options.report)
@@ -323,18 +385,21 @@ def main(arguments=None):
     time.sleep(3)
     idle = watch.foreign()
     if idle > FOREIGN and not options.busy_anyway:
-        print(f"This machine is busy with something else ({idle:.0%} of it): figures would mean nothing. Wait, or give "
-              "--busy-anyway and get a report that says so.", file=sys.stderr)
+        print(f"This machine is busy with something else ({idle:.0%} of it): figures "
+              "would mean nothing. Wait, or give --busy-anyway and get a report that says so.",
+              file=sys.stderr)
         return 3
     (BUILD / "workers.log").unlink(missing_ok=True)
     watch.workers = lambda: list(workers.values())
-    results = {"command": " ".join(["python -m benchmarks", *(sys.argv[1:] if arguments is None else arguments)]),
+    results = {"command": " ".join(["python -m benchmarks",
+                                    *(sys.argv[1:] if arguments is None else arguments)]),
                "machine": machine_facts(options), "busy_anyway": options.busy_anyway,
-               "metric": "seconds of wall clock a visit, all visits; tokens are real target tokens (training), written "
-                         "tokens of the best hypothesis (decoding); peak: bytes resident; setting: workers and threads of each, the "
-                         "quickest of those tried, each with the tokens per second of a few visits",
+               "metric": "seconds of wall clock a visit, all visits; tokens are "
+               "real target tokens (training), written tokens of the best hypothesis "
+               "(decoding); peak: bytes resident; setting: workers and threads of each, the "
+               "quickest of those tried, each with the tokens per second of a few visits",
                "data": f"random ids; {options.tokens} target tokens a batch; decoding "
-                       f" {work.WRITTEN} tokens from {work.SOURCE}", "seed": 0, "rates": [], "cells": []}
+               f" {work.WRITTEN} tokens from {work.SOURCE}", "seed": 0, "rates": [], "cells": []}
     from annotated.results import provenance
 
     results |= provenance()
@@ -346,7 +411,8 @@ def main(arguments=None):
             worker.close(kill=True)
     results["seconds"] = round(time.time() - start)
     worst = max((cell["foreign"]["worst"] for cell in results["cells"]), default=0.0)
-    results |= {"load": {"before": round(idle, 4), "worst": worst}, "disturbed": max(idle, worst) > FOREIGN}
+    results |= {"load": {"before": round(idle, 4), "worst": worst},
+                "disturbed": max(idle, worst) > FOREIGN}
     out = options.out or place(results, options)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(results, indent=1) + "\n")

@@ -1,4 +1,6 @@
-"""Install the peers into an environment of their own that also sees the packages of this one: `python -m benchmarks.peers FOLDER`."""
+"""Install the peers into an environment of their own that also sees the packages of this one:
+`python -m benchmarks.peers FOLDER`.
+"""
 
 import subprocess
 import sys
@@ -17,10 +19,12 @@ def main(folder):
     (there / "book.pth").write_text(f"import site; site.addsitedir({str(here)!r})\n")
     with open("pyproject.toml", "rb") as file:
         peers = tomllib.load(file)["project"]["optional-dependencies"]["bench"]
-    torch = f"torch=={metadata.version('torch').partition('+')[0]}"  # the one that is there, and no other
+    # the one that is there, and no other
+    torch = f"torch=={metadata.version('torch').partition('+')[0]}"
     for peer in peers:
         print(f"[bench] installing {peer}", flush=True)
-        command = [str(Path(folder) / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", peer, torch]
+        command = [str(Path(folder) / "bin" / "python"), "-m", "pip", "install", "--quiet",
+                   "--disable-pip-version-check", peer, torch]
         if subprocess.run(command).returncode:
             print(f"[bench] {peer} cannot be installed here; it is left out", flush=True)
 

@@ -1,4 +1,6 @@
-"""Processes that work when asked, one at a time, and the watch on what else the machine is doing."""
+"""Processes that work when asked, one at a time, and the watch on what else the machine is
+doing.
+"""
 
 import json
 import os
@@ -15,14 +17,18 @@ class WorkerFailed(Exception):
 
 
 def serve(handle, requests, replies):
-    """The worker's side: a JSON request a line in, a JSON reply a line out; an exception becomes {"error": …}."""
+    """The worker's side: a JSON request a line in, a JSON reply a line out.
+
+    An exception becomes {"error": …}.
+    """
     for line in requests:
         request = json.loads(line)
         if request.get("do") == "quit":
             return
         try:
             reply = handle(request)
-        except Exception as error:  # whatever a peer may throw: it is reported, and the others go on
+        # whatever a peer may throw: it is reported, and the others go on
+        except Exception as error:
             reply = {"error": " ".join(f"{type(error).__name__}: {error}".split())[:400]}
         replies.write(json.dumps(reply) + "\n")
         replies.flush()
@@ -33,8 +39,8 @@ class Worker:
 
     def __init__(self, command, environment=None, log=None, folder=None):
         self.log = open(log, "ab") if log else subprocess.DEVNULL
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log,
-                                        env=environment, cwd=folder, bufsize=0)
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                        stderr=self.log, env=environment, cwd=folder, bufsize=0)
         self.rest = b""
 
     def send(self, **request):
@@ -45,7 +51,10 @@ class Worker:
             raise WorkerFailed(f"the process has ended: {error}") from None
 
     def receive(self, timeout=600.0):
-        """The reply to what was sent; `WorkerFailed` for an error, an end, or none within `timeout` seconds."""
+        """The reply to what was sent.
+
+        `WorkerFailed` for an error, an end, or none within `timeout` seconds.
+        """
         end, out = time.monotonic() + timeout, self.process.stdout
         with selectors.DefaultSelector() as selector:
             selector.register(out, selectors.EVENT_READ)
@@ -86,13 +95,16 @@ class Worker:
             self.log.close()
 
 
-# -- the watch ------------------------------------------------------------------------------------------------------
+# -- the watch -------------------------------------------------------------------------------------
 
 
 def busy_ticks(stat):
-    """Ticks that all processors together were not idle, from the text of /proc/stat (stolen time counts as busy)."""
+    """Ticks that all processors together were not idle, from the text of /proc/stat (stolen time
+    counts as busy).
+    """
     numbers = [int(number) for number in stat.splitlines()[0].split()[1:]]
-    return sum(numbers[:8]) - numbers[3] - numbers[4]  # user nice system idle iowait irq softirq steal; guests are in user
+    # user nice system idle iowait irq softirq steal; guests are in user
+    return sum(numbers[:8]) - numbers[3] - numbers[4]
 
 
 def process_ticks(stat):
@@ -101,7 +113,10 @@ def process_ticks(stat):
 
 
 def foreign_share(busy, own, seconds, processors, ticks=TICKS):
-    """Share of the machine that went to others, of `busy` ticks of which `own` were ours; 0 where rounding says less."""
+    """Share of the machine that went to others, of `busy` ticks of which `own` were ours.
+
+    0 where rounding says less.
+    """
     return max(0.0, busy - own) / (seconds * ticks * processors)
 
 
@@ -117,7 +132,8 @@ class Watch:
         for pid in [os.getpid(), *(worker.process.pid for worker in self.workers())]:
             try:
                 total += process_ticks((self.proc / str(pid) / "stat").read_text())
-            except OSError:  # just ended, and reaped: then it is among the ended children of this process
+            # just ended, and reaped: then it is among the ended children of this process
+            except OSError:
                 continue
         return total
 
@@ -132,12 +148,15 @@ class Watch:
 
     def foreign(self):
         """Share of the machine, 0 to 1, that other processes took since `start`."""
-        busy, own = busy_ticks((self.proc / "stat").read_text()) - self.before[1], self._own() - self.before[2]
+        busy = busy_ticks((self.proc / "stat").read_text()) - self.before[1]
+        own = self._own() - self.before[2]
         return foreign_share(busy, own, max(self.seconds, 1e-6), os.cpu_count() or 1)
 
 
 def settle(pid, longest=0.5, proc="/proc"):
-    """Wait until a process no longer uses the processors: threads may spin a while after their work is done."""
+    """Wait until a process no longer uses the processors: threads may spin a while after their work
+    is done.
+    """
     end, before = time.monotonic() + longest, None
     while time.monotonic() < end:
         now = process_ticks((Path(proc) / str(pid) / "stat").read_text())
@@ -147,21 +166,24 @@ def settle(pid, longest=0.5, proc="/proc"):
         time.sleep(0.025)
 
 
-# -- rounds ---------------------------------------------------------------------------------------------------------
+# -- rounds ----------------------------------------------------------------------------------------
 
 
 def rounds(names, visit, undisturbed, seconds, least=3, most=9, share=0.34):
-    """Visit all in turn, A B C A B C …, until about `seconds` are over; {name: list of what the visits gave}, lost rounds.
+    """Visit all in turn, A B C A B C …, until about `seconds` are over; {name: list of what the
+    visits gave}, lost rounds.
 
-    visit(name) -> a dict with "seconds", or None for one that has failed and is left out from then on. undisturbed():
-    whether the rounds since its last call were (None: too soon to tell, ask again after the next); those that were not
-    are measured again, at most twice as often as wanted. One whose visit takes more than `share` of `seconds` is visited once.
+    visit(name) -> a dict with "seconds", or None for one that has failed and is left out from then
+    on. undisturbed(): whether the rounds since its last call were (None: too soon to tell, ask
+    again after the next); those that were not are measured again, at most twice as often as wanted.
+    One whose visit takes more than `share` of `seconds` is visited once.
     """
     kept, pending, lost, start = {name: [] for name in names}, [], 0, time.monotonic()
     alive, done, tries, slow = list(names), 0, 0, set()
     while alive and tries < 2 * most and done + len(pending) < most:
         spent = time.monotonic() - start
-        if done >= least and spent + spent / max(tries, 1) > seconds or tries >= 2 * least and spent > 3 * seconds:
+        over = done >= least and spent + spent / max(tries, 1) > seconds
+        if over or tries >= 2 * least and spent > 3 * seconds:
             break
         this, tries = {}, tries + 1
         for name in list(alive):

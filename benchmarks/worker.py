@@ -1,4 +1,6 @@
-"""One system in a process of its own: `python -m benchmarks.worker SYSTEM [DEVICE]`, asked by `protocol.Worker`."""
+"""One system in a process of its own: `python -m benchmarks.worker SYSTEM [DEVICE]`, asked by
+`protocol.Worker`.
+"""
 
 import ctypes
 import gc
@@ -21,7 +23,10 @@ PACKAGES = {"annotated": "annotated-attention", "torch": "torch", "marian": "tra
 
 
 def peak_reset():
-    """Give freed memory back to the system and begin a new peak; False where Linux's way is not there."""
+    """Give freed memory back to the system and begin a new peak.
+
+    False where Linux's way is not there.
+    """
     gc.collect()
     with suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
@@ -60,7 +65,10 @@ def best_of(function, seconds=0.5):
 
 
 def again(function, device):
-    """A function that does it once; twenty times on a GPU, where one is over before it is waited for. And how often."""
+    """A function that does it once.
+
+    Twenty times on a GPU, where one is over before it is waited for. And how often.
+    """
     if device != "cuda":
         return function, 1
 
@@ -73,8 +81,11 @@ def again(function, device):
 
 
 def machine_rates(device):
-    """What this machine can do: operations a second of matrix products of the model's shapes, bytes a second read, µs per call."""
-    shapes, rates = ((256, 512, 512), (2048, 512, 2048), (2048, 2048, 512), (2048, 512, 8192), (2048, 2048, 2048)), {}
+    """What this machine can do: operations a second of matrix products of the model's shapes, bytes
+    a second read, µs per call.
+    """
+    shapes, rates = ((256, 512, 512), (2048, 512, 2048), (2048, 2048, 512), (2048, 512, 8192),
+                     (2048, 2048, 2048)), {}
     if device == "cuda":
         shapes = ((25_000, 512, 2048), (25_000, 2048, 512), (8192, 8192, 8192))
     for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16), ("int8", torch.int8)):
@@ -87,8 +98,10 @@ def machine_rates(device):
                 a, b = (torch.randn(shape, device=device).to(dtype) for shape in ((m, k), (n, k)))
                 product = lambda a=a, b=b: torch.nn.functional.linear(a, b)  # noqa: E731
             ways = [product]
-            if name == "fp32" and device == "cpu":  # of two libraries the one that PyTorch does not take may be the faster
-                ways.append(lambda a=a, b=b: torch.ops.mkldnn._linear_pointwise(a, b, None, "none", [], ""))
+            # of two libraries the one that PyTorch does not take may be the faster
+            if name == "fp32" and device == "cpu":
+                ways.append(
+                    lambda a=a, b=b: torch.ops.mkldnn._linear_pointwise(a, b, None, "none", [], ""))
             for way in ways:
                 call, times = again(way, device)
                 with suppress(RuntimeError, AttributeError), torch.inference_mode():
@@ -96,14 +109,16 @@ def machine_rates(device):
             if best < rates.get("fp32", 0.0) / 20:  # plain loops, slow beyond use
                 break
         rates[name] = best
-    rates["int8"] = max(rates["int8"], rates["bf16"])  # where torch has no fast int8 product of its own
+    # where torch has no fast int8 product of its own
+    rates["int8"] = max(rates["int8"], rates["bf16"])
     block = torch.ones(64_000_000, device=device)  # 256 MB, more than the caches hold
     read, times = again(block.sum, device)
     rates["bandwidth"] = block.numel() * 4 * times / best_of(read)
     one, calls = torch.zeros(1, device=device), 1000
     with torch.inference_mode():
         call, times = again(lambda: [one.add_(0.0) for _ in range(calls)], device)
-        rates["call_us"] = 1e6 * best_of(call, 0.15) / times / calls  # a call that computes next to nothing
+        # a call that computes next to nothing
+        rates["call_us"] = 1e6 * best_of(call, 0.15) / times / calls
     return rates
 
 
@@ -138,7 +153,10 @@ class Bench:
         return {"parameters": self.system.parameters(), "versions": versions}
 
     def visit(self, kind, precision, setting, first=False, trim=False, **options):
-        """Do a cell's work once and time it. `first`: after something untimed, and the peak of memory is looked at."""
+        """Do a cell's work once and time it.
+
+        `first`: after something untimed, and the peak of memory is looked at.
+        """
         function = getattr(self, f"_{kind}")
         result = {}
         self.system.arrange(*setting)
@@ -149,13 +167,16 @@ class Bench:
         with measured(self.device, result):
             result["tokens"] = function(precision, **options)
         if first:
-            result["peak"] = torch.cuda.max_memory_allocated() if self.device == "cuda" else peak() if known else None
+            result["peak"] = (torch.cuda.max_memory_allocated() if self.device == "cuda" else peak()
+                              if known else None)
         if trim:
             self.give_back()
         return result
 
     def profile(self, precision, setting, steps=3):
-        """Seconds of a training step by operation, each without those that it calls: {name: seconds}; after six steps untimed."""
+        """Seconds of a training step by operation, each without those that it calls: {name:
+        seconds}; after six steps untimed.
+        """
         from torch.profiler import ProfilerActivity, profile
 
         self.system.arrange(*setting)
@@ -165,7 +186,9 @@ class Bench:
         return {row.key: row.self_cpu_time_total / 1e6 / steps for row in kept.key_averages()}
 
     def give_back(self):
-        """Give back memory that is free, and begin a new peak; whether there is a peak to be known."""
+        """Give back memory that is free, and begin a new peak; whether there is a peak to be
+        known.
+        """
         known = peak_reset()
         if self.device == "cuda":
             torch.cuda.empty_cache()
@@ -181,10 +204,13 @@ class Bench:
         if (units, tokens, length) not in self.data:
             from annotated.data.batches import Batch
 
-            pairs = work.sentences(np.concatenate([work.equal_lengths(tokens, length)] * units), work.SIZES[self.size].vocab_size)
+            pairs = work.sentences(np.concatenate([work.equal_lengths(tokens, length)] * units),
+                                   work.SIZES[self.size].vocab_size)
             of_one = len(pairs) // units
-            collated = [Batch.collate(pairs[i * of_one:(i + 1) * of_one]).to(self.device) for i in range(units)]
-            self.data[units, tokens, length] = [(batch.source, batch.target_in, batch.target_out) for batch in collated]
+            collated = [Batch.collate(pairs[i * of_one:(i + 1) * of_one]).to(self.device)
+                        for i in range(units)]
+            self.data[units, tokens, length] = [(batch.source, batch.target_in, batch.target_out)
+                                                for batch in collated]
         return self.data[units, tokens, length]
 
     def _train(self, precision, units=1, tokens=work.TOKENS, length=32):
@@ -205,7 +231,8 @@ class Bench:
             found = self.system.write(torch.tensor(ids, device=self.device), beam, written)
             lengths = {len(row) for row in found}
             if len(found) != batch or lengths != {written}:
-                raise ArithmeticError(f"wrote {len(found)} sentences of {sorted(lengths)} tokens, not {batch} of {written}")
+                raise ArithmeticError(f"wrote {len(found)} sentences of {sorted(lengths)} tokens, "
+                                      f"not {batch} of {written}")
             total += batch * written
         return total
 

@@ -29,8 +29,8 @@ def along(run, pairs, source, every):
             rows.append({"step": step, "bleu": metric.corpus_score(written, [references]).score})
             print(rows[-1], flush=True)
     if not rows:
-        mend = "train with --save-every and --keep-last"
-        raise ValueError(f"{run} holds no checkpoint of an update that {every} divides: {mend}")
+        advice = "train with --save-every and --keep-last"
+        raise ValueError(f"{run} holds no checkpoint of an update that {every} divides: {advice}")
     return rows, metric.get_signature().format(short=True)
 
 

@@ -76,9 +76,9 @@ def main():
         own = place / "own"
         own.mkdir()
         plain = [line for line in lines if "\r" not in line]  # which no reference may hold
-        for split, some in (("train", lines), ("valid", lines[:200]), ("test", plain[:500])):
+        for split, part in (("train", lines), ("valid", lines[:200]), ("test", plain[:500])):
             for turn, language in ((1, "en"), (-1, "de")):
-                text = "".join(f"{line}\n" for line in some[::turn])
+                text = "".join(f"{line}\n" for line in part[::turn])
                 (own / f"{split}.{language}").write_bytes(text.encode("utf-8"))
         sizes = "--N 1 --d-model 32 --d-ff 64 --h 2 --steps 30 --max-tokens 2048".split()
         annotated("prepare", own, place / "p", "--vocab-size", 800)
@@ -87,11 +87,11 @@ def main():
         for name in ("train.en", "train.de"):
             output = annotated("translate", "--model", place / "model", "--input", own / name)
             check_lines(lines if name == "train.en" else lines[::-1], output.decode("utf-8"))
-    found = {"lines": options.lines, "seed": options.seed, "translated": 2 * options.lines,
+    facts = {"lines": options.lines, "seed": options.seed, "translated": 2 * options.lines,
              "scripts": list(SCRIPTS), "seconds": round(time.time() - start)}
-    print(found)
+    print(facts)
     if options.out:
-        write_json(options.out, found | {"machine": describe_machine()} | provenance())
+        write_json(options.out, facts | {"machine": describe_machine()} | provenance())
 
 
 if __name__ == "__main__":

@@ -66,17 +66,18 @@ def milliseconds(pairs, batches):
     times = {(name, parts): [] for parts in (1, SHARES) for name in ("collate", "gather")}
     for indices in batches:
         for parts in (1, SHARES):
-            made = []
+            results = []
             for name, make in (("collate", collated), ("gather", gather)):
                 start = time.process_time()
-                made.append(make(pairs, indices, parts - 1, parts))
+                results.append(make(pairs, indices, parts - 1, parts))
                 times[name, parts].append(1000 * (time.process_time() - start))
             for side in ("source", "target_in", "target_out"):
-                assert torch.equal(*(getattr(batch, side) for batch in made)), f"{side} differs"
-    found = {name: {} for name in ("collate", "gather")}
-    for (name, parts), some in times.items():
-        found[name]["whole" if parts == 1 else f"one of {parts}"] = round(float(np.median(some)), 3)
-    return found
+                assert torch.equal(*(getattr(batch, side) for batch in results)), f"{side} differs"
+    medians = {name: {} for name in ("collate", "gather")}
+    for (name, parts), seconds in times.items():
+        medians[name]["whole" if parts == 1 else f"one of {parts}"] = round(
+            float(np.median(seconds)), 3)
+    return medians
 
 
 def seconds_to_a_batch(pairs, skip):
@@ -109,9 +110,9 @@ def measure(count, folder, timed=100):
               "processor_seconds_epoch": round(time.process_time() - processor, 1)}
     facts["processor_seconds_to_first_batch"] = seconds_to_a_batch(pairs, 0)
     facts["processor_seconds_to_last_batch"] = seconds_to_a_batch(pairs, number - 1)
-    some = list(islice(epoch_batches(pairs, MAX_TOKENS, seed=(0, 1)), timed))
-    assert all(real_tokens(pairs, batch) == gather(pairs, batch).tokens for batch in some)
-    return facts | {"timed_batches": len(some), "milliseconds": milliseconds(pairs, some)}
+    batches = list(islice(epoch_batches(pairs, MAX_TOKENS, seed=(0, 1)), timed))
+    assert all(real_tokens(pairs, batch) == gather(pairs, batch).tokens for batch in batches)
+    return facts | {"timed_batches": len(batches), "milliseconds": milliseconds(pairs, batches)}
 
 
 def main(out, count=5_000_000):

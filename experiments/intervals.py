@@ -57,8 +57,8 @@ def main():
         for run in sorted(own, key=lambda run: run["training_seed"]):
             of_each = counts(multi30k_form(run["outputs"]), references)
             scores.append(bleu(of_each.sum(axis=0)).item())
-            told = run["entries"]["multi30k"]["score"]
-            assert abs(scores[-1] - told) < 1e-6, (name, run["training_seed"])
+            stored = run["entries"]["multi30k"]["score"]
+            assert abs(scores[-1] - stored) < 1e-6, (name, run["training_seed"])
             means = means + bleu(times @ of_each)
         drawn[name] = means / len(scores)
         rows[name] = {"scores": scores, "mean": float(np.mean(scores)), **interval(drawn[name])}

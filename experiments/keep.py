@@ -75,7 +75,7 @@ def measured(path):
 
 def keep(name, place=PLACE, root=CHECKOUT):
     """Write the model `name` into a folder of `place`; ValueError for one that is too large."""
-    folder, results, told = MODELS[name]
+    folder, results, figures = MODELS[name]
     machine = measured(root / "results" / results)["machine"]
     saved = load_checkpoint(root / folder)
     weights = saved.model.state_dict().values()
@@ -89,7 +89,7 @@ def keep(name, place=PLACE, root=CHECKOUT):
             name=name, results=results, machine=machine, moved=moved,
             steps=saved.info["log"][-1]["step"],
             seed=saved.info["training"]["seed"], average=len(saved.info["averaged"]),
-            parameters=sum(weight.numel() for weight in saved.model.parameters()), **told))
+            parameters=sum(weight.numel() for weight in saved.model.parameters()), **figures))
         size = sum(path.stat().st_size for path in new.iterdir())
         if size > MOST:
             got = f"the model {name} has {size / 1e6:.1f} MB, more than {MOST / 1e6:.0f}"

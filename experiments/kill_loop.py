@@ -64,11 +64,11 @@ def aim(kill, folder):
         """Instead of the call of a module's function for which `reached` is true."""
         original = getattr(module, name)
 
-        def called(*given, **named):
+        def called(*arguments, **named):
             calls[name] += 1
             if reached():
                 os.kill(os.getpid(), signal.SIGKILL)
-            return original(*given, **named)
+            return original(*arguments, **named)
 
         setattr(module, name, called)
 
@@ -200,8 +200,8 @@ def run_to_the_end(folder, processes, kills=()):
 
 def errors(folder):
     """What the processes of a run have said before they ended."""
-    told = Path(f"{folder}.errors")
-    return told.read_text() if told.exists() else "no error was told"
+    errors = Path(f"{folder}.errors")
+    return errors.read_text() if errors.exists() else "no error was told"
 
 
 def main():

@@ -52,12 +52,12 @@ def measure_lengths(positions, seed, longest=9, max_length=64, steps=800, corpus
                      max_length=max_length)
     training = replace(PRESETS["toy"][1], steps=steps, seed=seed, validate_every=steps)
     model, _ = train_on(short, tokenizer, config, training, False)
-    found = []
+    rows = []
     for length, pairs in buckets.items():
         measured = measure(model, tokenizer, replace(short, valid=pairs))
-        found.append({"length": length, "sentences": len(pairs),
-                      **{k: measured[k] for k in ("bleu", "accuracy", "loss")}})
-    return found
+        rows.append({"length": length, "sentences": len(pairs),
+                     **{k: measured[k] for k in ("bleu", "accuracy", "loss")}})
+    return rows
 
 
 def main(out="results/lengths.json", longest=9, steps=800, seeds=3):

@@ -79,8 +79,8 @@ def main(out="results/long_inputs.json"):
         for way in ways:
             for n in LENGTHS:
                 command = [sys.executable, __file__, purpose, way, str(n)]
-                found = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
-                rows.append({"purpose": purpose, "way": way, "tokens": n, **json.loads(found)})
+                output = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
+                rows.append({"purpose": purpose, "way": way, "tokens": n, **json.loads(output)})
                 print(rows[-1], flush=True)
     write_json(out, {
         "data": f"one sentence of random ids; a translation has {WRITTEN} tokens",

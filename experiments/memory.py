@@ -39,10 +39,10 @@ def synthetic_pairs(count, seed=0, chunk=10_000):
         places = draw.random(source.sum() + target.sum()) * share[-1]
         words = np.searchsorted(share, places).tolist()
         place = 0
-        for one, other in zip(source.tolist(), target.tolist(), strict=True):
-            texts = [lexicon[word] for word in words[place : place + one + other]]
-            place += one + other
-            yield " ".join(texts[:one]), " ".join(texts[one:])
+        for first, second in zip(source.tolist(), target.tolist(), strict=True):
+            texts = [lexicon[word] for word in words[place : place + first + second]]
+            place += first + second
+            yield " ".join(texts[:first]), " ".join(texts[first:])
         count -= len(source)
 
 
@@ -108,8 +108,8 @@ def main():
             command = [sys.executable, __file__, "--pairs", str(count), "--here",
                        f"{place}/encoded"]
             threads = {**os.environ, "TOKENIZERS_PARALLELISM": "true"}
-            made = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=threads).stdout
-        report["runs"].append(json.loads(made))
+            output = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=threads).stdout
+        report["runs"].append(json.loads(output))
         if options.out:
             Path(options.out).write_text(json.dumps(report, indent=1) + "\n")
     if not options.out:

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Multi30k English to German: train, translate test_2016_flickr greedily, score with sacreBLEU; logs and figures to results/.
-# About 30 minutes on 2 cores. ANNOTATED_DATA says where the corpora are (fetched from the publisher if they are not there).
+# Multi30k English to German: train, translate test_2016_flickr greedily, score with sacreBLEU; logs
+# and figures to results/. About 30 minutes on 2 cores. ANNOTATED_DATA says where the corpora are
+# (fetched from the publisher if they are not there).
 export OMP_NUM_THREADS=2
 source "$(dirname "$0")/environment.sh"
 model=_build/multi30k results=results/multi30k

@@ -33,9 +33,9 @@ def ways(saved):
 def measure(saved, pairs, beams=(1, 4)):
     """BLEU and equal translations by beam and way."""
     sources, references = map(list, zip(*pairs, strict=True))
-    found = {}
+    scores = {}
     for beam in beams:
-        rows, plain = found.setdefault(f"beam {beam}", {}), None
+        rows, plain = scores.setdefault(f"beam {beam}", {}), None
         for way, engine in ways(saved):
             start = time.process_time()
             outputs = translate(sources, saved.model, saved.tokenizer, beam=beam, max_tokens=1024,
@@ -46,7 +46,7 @@ def measure(saved, pairs, beams=(1, 4)):
             rows[way] = {"bleu": round(score.score, 2), "as the plain model": same,
                          "seconds of processor time": round(seconds, 1)}
             print(f"beam {beam}, {way}: {rows[way]}", flush=True)
-    return {"sentences": len(pairs), "metric": score.signature, "translations": found}
+    return {"sentences": len(pairs), "metric": score.signature, "translations": scores}
 
 
 def main(folder, out, *checkpoints):

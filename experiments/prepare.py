@@ -29,8 +29,8 @@ def newstest():
     def news(stem):
         files = [find_file(folder, f"{stem}.{language}") for language in ("en", "de")]
         if None in files:
-            mend = "put the WMT news tests there, one sentence a line"
-            raise SystemExit(f"{folder} lacks {stem}.en or {stem}.de: {mend}")
+            advice = "put the WMT news tests there, one sentence a line"
+            raise SystemExit(f"{folder} lacks {stem}.en or {stem}.de: {advice}")
         return list(read_pairs(*files))
 
     train = 3 * [*news("news-2008-2012"), *news("news-2015-2020")]

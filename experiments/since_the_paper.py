@@ -56,8 +56,8 @@ def score(model, tokenizer, pairs, write):
     """Loss without smoothing and BLEU of greedy output on pairs of strings."""
     ids, outputs = encode_pairs(pairs, tokenizer), [""] * len(pairs)
     for rows in token_batches(pair_lengths(ids), 2048, order="sorted"):
-        found = write(model, pad([[*ids[i][0], END] for i in rows]), extra=5)
-        for i, tokens in zip(rows, found, strict=True):
+        written = write(model, pad([[*ids[i][0], END] for i in rows]), extra=5)
+        for i, tokens in zip(rows, written, strict=True):
             outputs[i] = tokenizer.decode(tokens)
     metric = sacrebleu.BLEU(trg_lang="de")
     bleu = metric.corpus_score(outputs, [[target for _, target in pairs]]).score

@@ -62,7 +62,7 @@ def mean_scores(folders, pairs, plain):
 
 def main(corpus, references, out, *runs):
     pairs, plain = (load_corpus(name, None, "en", "de").valid for name in (corpus, references))
-    found = []
+    chosen = []
     for run in runs:
         folders = run_checkpoints(run, scheduled=True)
         rows = losses(folders, pairs)
@@ -72,10 +72,10 @@ def main(corpus, references, out, *runs):
                   for end in sorted(set(ends.values()))}
         stopped = {kind: {"step": rows[end - 1]["step"], "bleu": scores[end].score}
                    for kind, end in ends.items()}
-        found.append({"rows": rows, "stops": stopped})
+        chosen.append({"rows": rows, "stops": stopped})
         print(stopped, flush=True)
     data = f"multi30k val, {len(pairs):,} sentences in the form that is scored; seeds in order"
-    write_json(out, {"data": data, "signature": scores[len(rows)].signature, "runs": found,
+    write_json(out, {"data": data, "signature": scores[len(rows)].signature, "runs": chosen,
                      "command": "experiments/stops.py, the lines at its head",
                      "machine": describe_machine(), **provenance()})
 

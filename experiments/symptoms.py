@@ -1,4 +1,5 @@
-"""Eight faults, one at a time, in a model that learns `toy`, for page 27: about 12 minutes on 2 cores.
+"""Eight faults, one at a time, in a model that learns `toy`, for page 27: about 12 minutes on 2
+cores.
 
     python experiments/symptoms.py [OUT.json]
 
@@ -71,12 +72,12 @@ def main(out="results/symptoms.json", steps=STEPS, sentences=SENTENCES, examples
         facts["faults"] = before["faults"]
     for name, recipe in space["FAULTS"].items():
         if name not in facts["faults"]:
-            found = run(recipe, space["train"], pairs, tokenizer, test, steps)
+            result = run(recipe, space["train"], pairs, tokenizer, test, steps)
             kept = {source for source, _ in facts["examples"]}
-            found["outputs"] = {s: text for s, text in found["outputs"].items() if s in kept}
-            facts["faults"][name] = found
+            result["outputs"] = {s: text for s, text in result["outputs"].items() if s in kept}
+            facts["faults"][name] = result
             write_json(out, facts)
-            print(f"{name}: loss {found['curve'][-1][1]}, BLEU {found['bleu']}", flush=True)
+            print(f"{name}: loss {result['curve'][-1][1]}, BLEU {result['bleu']}", flush=True)
     return facts
 
 

@@ -57,7 +57,7 @@ def main(out="results/two_processes.json", data="toy", runs=RUNS, **changes):
     same = all(kept.get(name) == facts[name] for name in ("data", "options", "revision"))
     done = kept["runs"] if same else []
     for processes, seed in runs:
-        if any((one["processes"], one["seed"]) == (processes, seed) for one in done):
+        if any((entry["processes"], entry["seed"]) == (processes, seed) for entry in done):
             continue
         done.append(run(processes, seed, data, options))
         write_json(out, {**facts, "runs": done})

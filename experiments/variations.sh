@@ -1,15 +1,18 @@
 #!/usr/bin/env bash
-# Rows of Table 3 for page 21, several seeds each, by two processes of one thread; a line of a file for each run. What is there is not run again.
+# Rows of Table 3 for page 21, several seeds each, by two processes of one thread; a line of a file
+# for each run. What is there is not run again.
 #     experiments/variations.sh            on Multi30k, 900 updates: about two hours
-#     experiments/variations.sh multi30k-long        on Multi30k until base translates: nine rows, two seeds,
-#                                      some ten minutes of one core a run
-#     experiments/variations.sh toy        on toy, 2,000 updates, all pairs and the first 2,000: hours
-# On toy base goes first, with all seeds: its spread says beforehand which differences can be resolved. Then the rows follow seed by seed,
-# so that a stop anywhere leaves whole seeds. A run of base takes four minutes of one core; there are 120 runs, some of larger models.
+#     experiments/variations.sh multi30k-long        on Multi30k until base translates: nine rows,
+#                                      two seeds, some ten minutes of one core per run
+#     experiments/variations.sh toy        on toy, 2,000 updates, all pairs and the first 2,000
+# On toy base goes first, with all seeds: its spread says beforehand which differences can be
+# resolved. Then the rows follow seed by seed, so that a stop anywhere leaves whole seeds. A run of
+# base takes four minutes of one core; there are 120 runs, some of larger models.
 source "$(dirname "$0")/environment.sh"
 export OMP_NUM_THREADS=1
 sweep() {
-    vary=(annotated vary "$1" --scale "$2" --out "results/table3_$2.jsonl" --work "_build/table3-$2" "${@:3}")
+    vary=(annotated vary "$1" --scale "$2" --out "results/table3_$2.jsonl"
+          --work "_build/table3-$2" "${@:3}")
     "${vary[@]}" & "${vary[@]}"; wait $!
 }
 case "${1:-multi30k}" in

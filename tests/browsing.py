@@ -9,13 +9,11 @@ import http.server
 import importlib.util
 import os
 import shutil
-import sys
 import threading
 
 import pytest
 
-sys.path.insert(0, "tools")  # for all tests: conftest.py imports this
-from notebooks import ROOT  # noqa: E402
+from notebooks import ROOT
 
 SITE = ROOT / "_build" / "site"
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
@@ -88,14 +86,14 @@ def new_tab(browser, **options):
     page.set_default_timeout(PATIENCE)
     page.address, page.outside, page.mistakes = "", [], []
 
-    def asked(request):
+    def note(request):
         if not request.url.startswith((page.address, "data:", "blob:")):
             page.outside.append(request.url)
 
-    page.on("request", asked)
+    page.on("request", note)
     page.on("console", lambda line: line.type == "error" and page.mistakes.append(line.text))
     page.on("pageerror", lambda error: page.mistakes.append(str(error)))
-    page.on("dialog", lambda one: (page.mistakes.append(one.message), one.dismiss()))
+    page.on("dialog", lambda dialog: (page.mistakes.append(dialog.message), dialog.dismiss()))
     return page
 
 

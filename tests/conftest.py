@@ -3,6 +3,7 @@
 The longest files come first, and one process takes all tests of a page of the site.
 """
 
+import sys
 from pathlib import Path
 
 import jaxtyping
@@ -19,6 +20,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "annotated"
 with_shapes = [".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
                for path in PACKAGE.rglob("[!_]*.py") if "jaxtyping" in path.read_text("utf-8")]
 jaxtyping.install_import_hook(with_shapes, "beartype.beartype")  # before the package is imported
+sys.path[:0] = [str(PACKAGE.parent / name) for name in ("tools", "experiments")]
 
 from browsing import browser, serve, site  # noqa: E402, F401
 from publishing import publisher  # noqa: E402, F401

@@ -1,5 +1,6 @@
-// Answers what PyTorch asks of a CUDA device as if there were one, so that a build for processors alone can trace tensors on "cuda"
-// that hold no data, backwards too. tests/cuda_trace.py compiles it and loads it before torch.
+// Answers what PyTorch asks of a CUDA device as if there were one, so that a build for processors
+// alone can trace tensors on "cuda" that hold no data, backwards too. tests/cuda_trace.py compiles
+// it and loads it before torch.
 #include <ATen/SDPBackend.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/native/transformers/attention.h>
@@ -10,7 +11,8 @@ using c10::Device, c10::DeviceIndex, c10::DeviceType, c10::Stream;
 static Device gpu() { return Device(DeviceType::CUDA, 0); }
 static Stream queue() { return Stream(Stream::DEFAULT, gpu()); }
 
-// What is done before and after each operation: with one device and one stream there is nothing to switch.
+// What is done before and after each operation: with one device and one stream there is nothing to
+// switch.
 struct Guard final : c10::impl::NoOpDeviceGuardImpl<DeviceType::CUDA> {
   Device exchangeDevice(Device) const override { return gpu(); }
   Device getDevice() const override { return gpu(); }
@@ -40,12 +42,15 @@ struct CUDAHooks final : CUDAHooksInterface {
 };
 REGISTER_CUDA_HOOKS(CUDAHooks)
 
-// Which kernel attends. In PyTorch's build for CUDA flash attention takes half precision without a mask, the memory-efficient kernel
-// the rest. Without an answer the trace would show a dozen operations where the device gets one.
-static int64_t kernel(const Tensor& query, const Tensor&, const Tensor&, const std::optional<Tensor>& mask, double, bool,
-                      std::optional<double>, bool) {
+// Which kernel attends. In PyTorch's build for CUDA flash attention takes half precision without a
+// mask, the memory-efficient kernel the rest. Without an answer the trace would show a dozen
+// operations where the device gets one.
+static int64_t kernel(const Tensor& query, const Tensor&, const Tensor&,
+                      const std::optional<Tensor>& mask, double, bool, std::optional<double>,
+                      bool) {
   const bool half = query.scalar_type() == kBFloat16 || query.scalar_type() == kHalf;
-  return static_cast<int64_t>(half && !mask ? SDPBackend::flash_attention : SDPBackend::efficient_attention);
+  return static_cast<int64_t>(half && !mask ? SDPBackend::flash_attention
+                                            : SDPBackend::efficient_attention);
 }
 static const bool told = (native::_fused_sdp_choice_stub.set_cuda_dispatch_ptr(&kernel), true);
 }  // namespace at

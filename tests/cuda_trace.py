@@ -1,13 +1,16 @@
-"""CUDA without a GPU: trace training and decoding on "cuda", and count what each step launches and where the host waits.
+"""CUDA without a GPU: trace training and decoding on "cuda", and count what each step launches and
+where the host waits.
 
     python tests/cuda_trace.py [--out results/cuda_trace.json --as after]
 
-PyTorch's FakeTensorMode computes shapes, types and devices of every operation, but no numbers: mixed devices are errors, as on a GPU.
-A mode on top of it answers where the host asks for a number, and counts. Prints JSON; `--out` puts the figures into a file, under
-"before" or "after", and a row into results/README.md. It has a process of its own, since `cuda_guard.cpp` has to come before torch.
+PyTorch's FakeTensorMode computes shapes, types and devices of every operation, but no numbers:
+mixed devices are errors, as on a GPU. A mode on top of it answers where the host asks for a number,
+and counts. Prints JSON; `--out` puts the figures into a file, under "before" or "after". It has a
+process of its own, since `cuda_guard.cpp` has to come before torch.
 
-An operation that is no view counts as one launch (a fused optimiser or a norm's gradient is some more on a GPU). Which kernel attends
-is PyTorch's rule as `cuda_guard.cpp` restates it. Time, memory and nccl are not traced.
+An operation that is no view counts as one launch (a fused optimiser or a norm's gradient is some
+more on a GPU). Which kernel attends is PyTorch's rule as `cuda_guard.cpp` restates it. Time, memory
+and nccl are not traced.
 """
 
 import argparse
@@ -19,7 +22,6 @@ import importlib.util
 import json
 import linecache
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -35,19 +37,23 @@ COMPILER = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
 
 
 def load_guard():
-    """Compile `cuda_guard.cpp`, unless that was done, and load it with the libraries of torch, which must not be there yet."""
-    torch, version = Path(importlib.util.find_spec("torch").origin).parent, importlib.metadata.version("torch")
+    """Compile `cuda_guard.cpp`, unless that was done, and load it with the libraries of torch,
+    which must not be there yet.
+    """
+    torch = Path(importlib.util.find_spec("torch").origin).parent
+    version = importlib.metadata.version("torch")
     digest = hashlib.sha256(version.encode() + GUARD.read_bytes()).hexdigest()[:16]
     library = ROOT / "_build" / "cuda_guard" / f"{digest}.so"
     if not library.exists():
         if COMPILER is None:
-            print("no C++ compiler (g++, or the one that CXX names): what stands in for a CUDA device cannot be made", file=sys.stderr)
+            print("no C++ compiler (g++, or the one that CXX names): what stands in for a CUDA "
+                  "device cannot be made", file=sys.stderr)
             sys.exit(3)
         library.parent.mkdir(parents=True, exist_ok=True)
         part = library.with_suffix(f".{os.getpid()}")
         include = [f"-I{torch / 'include'}", f"-I{torch / 'include/torch/csrc/api/include'}"]
-        subprocess.run([COMPILER, "-shared", "-fPIC", "-std=c++20", *include, GUARD, f"-L{torch / 'lib'}", "-lc10", "-ltorch_cpu",
-                        "-o", part], check=True)
+        subprocess.run([COMPILER, "-shared", "-fPIC", "-std=c++20", *include, GUARD,
+                        f"-L{torch / 'lib'}", "-lc10", "-ltorch_cpu", "-o", part], check=True)
         part.rename(library)
     for name in (torch / "lib" / "libc10.so", torch / "lib" / "libtorch_cpu.so", library):
         ctypes.CDLL(str(name), ctypes.RTLD_GLOBAL)
@@ -79,33 +85,41 @@ from annotated.translation import search  # noqa: E402
 
 aten = torch.ops.aten
 PACKAGE = str(ROOT / "annotated") + os.sep
-NO_KERNEL = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided, aten._unsafe_view, aten.lift_fresh,
-             aten._local_scalar_dense, aten.set_, aten.resize_, aten._reshape_alias}  # besides the views: memory, and what is known of it
+# besides the views: memory, and what is known of it
+NO_KERNEL = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty,
+             aten.new_empty_strided, aten._unsafe_view, aten.lift_fresh, aten._local_scalar_dense,
+             aten.set_, aten.resize_, aten._reshape_alias}
 COPIES = {aten._to_copy, aten.copy_}
 LENGTH = 125  # tokens of each sentence, its end counted
 SMALL = dict(N=1, d_model=64, d_ff=128, h=4)
 
 
 def line():
-    """The line of the package that is being executed; in a backward pass, which has threads of its own, the line that asked for it."""
+    """The line of the package that is being executed.
+
+    In a backward pass, which has threads of its own, the line that asked for it.
+    """
     for frame in (sys._getframe(), sys._current_frames()[threading.main_thread().ident]):
         while frame is not None:
             path, number = frame.f_code.co_filename, frame.f_lineno
             if path.startswith(PACKAGE):
-                return f"annotated/{path.removeprefix(PACKAGE)}:{number} {linecache.getline(path, number).strip()}"
+                return (f"annotated/{path.removeprefix(PACKAGE)}:{number} "
+                        f"{linecache.getline(path, number).strip()}")
             frame = frame.f_back
     return "outside the package"
 
 
 class Trace(TorchDispatchMode):
-    """Counts launches and waits of each step of a phase; gives an answer where a number is asked for that nobody has computed.
+    """Counts launches and waits of each step of a phase; answers where the host asks for numbers.
 
-    The answers let everything go on: True, but False for `all`; 4; 0.0. Of a mask every place is chosen.
+    The answers let everything go on: True, but False for `all`; 4; 0.0. Of a mask every place is
+    chosen.
     """
 
     def __init__(self):
         super().__init__()
-        self.phase, self.step, self.launches, self.waits = "steps", 1, defaultdict(Counter), defaultdict(list)
+        self.phase, self.step = "steps", 1
+        self.launches, self.waits = defaultdict(Counter), defaultdict(list)
         self.known, self.from_all = WeakIdKeyDictionary(), WeakIdKeyDictionary()
 
     def during(self, phase, function):
@@ -130,7 +144,8 @@ class Trace(TorchDispatchMode):
         """Numbers for a tensor without data, as Python has them."""
         if x in self.known:
             return self.known[x].tolist()
-        value = x not in self.from_all if x.dtype == torch.bool else 0.0 if x.is_floating_point() else 4
+        value = (x not in self.from_all if x.dtype == torch.bool else 0.0 if x.is_floating_point()
+                 else 4)
         for size in reversed(x.shape):
             value = [value] * size
         return value
@@ -148,14 +163,17 @@ class Trace(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs, packet = kwargs or {}, func.overloadpacket
         places = {x.device.type for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
-        waits = "cuda" in places and packet in (aten._local_scalar_dense, aten.nonzero, aten.masked_select)
+        waits = "cuda" in places and packet in (aten._local_scalar_dense, aten.nonzero,
+                                                aten.masked_select)
         if packet in (aten.index, aten.index_put, aten.index_put_):
             masks = [each is not None and each.dtype == torch.bool for each in args[1]]
             if any(masks):
-                fills = packet is not aten.index and len(args[1]) == 1 and args[2].numel() == 1  # it becomes a masked_fill
+                # it becomes a masked_fill
+                fills = packet is not aten.index and len(args[1]) == 1 and args[2].numel() == 1
                 waits = "cuda" in places and not fills
                 args = (args[0], [part for each, is_mask in zip(args[1], masks, strict=True)
-                                  for part in (self.chosen(each).unbind(1) if is_mask else [each])], *args[2:])
+                                  for part in (self.chosen(each).unbind(1) if is_mask else [each])],
+                        *args[2:])
         if packet is aten._local_scalar_dense:
             out = self.answer(args[0])
         elif packet is aten.nonzero:
@@ -165,23 +183,30 @@ class Trace(TorchDispatchMode):
         else:
             out = func(*args, **kwargs)
         if packet in COPIES:
-            waits = {"cpu", "cuda"} == places | {out.device.type} and not self.goes_by_itself(packet, args, kwargs)
+            waits = ({"cpu", "cuda"} == places | {out.device.type}
+                     and not self.goes_by_itself(packet, args, kwargs))
         if waits:
             self.wait()
         self.remember(func, packet, args, out)
         places |= {x.device.type for x in tree_leaves(out) if isinstance(x, torch.Tensor)}
-        if "cuda" in places and func.namespace == "aten" and not func.is_view and packet not in NO_KERNEL:
+        launches = func.namespace == "aten" and not func.is_view and packet not in NO_KERNEL
+        if "cuda" in places and launches:
             self.launches[self.phase, self.step][packet.__name__] += 1
         return out
 
     def goes_by_itself(self, packet, args, kwargs):
-        """Whether a copy between host and device leaves the host free: asked for, and from memory that is pinned."""
+        """Whether a copy between host and device leaves the host free: asked for, and from memory
+        that is pinned.
+        """
         source = args[1] if packet is aten.copy_ else args[0]
-        asked = kwargs.get("non_blocking", len(args) > 2 and args[2])
-        return asked and (source.is_cuda or getattr(source if source._base is None else source._base, "pinned", False))
+        requested = kwargs.get("non_blocking", len(args) > 2 and args[2])
+        return requested and (source.is_cuda or getattr(source if source._base is None
+                                                        else source._base, "pinned", False))
 
     def remember(self, func, packet, args, out):
-        """Which tensors hold numbers that the host wrote down, wherever they were copied to, and which truths come from `all`."""
+        """Which tensors hold numbers that the host wrote down, wherever they were copied to, and
+        which truths come from `all`.
+        """
         if packet is aten.lift_fresh and out.numel() <= 16:  # from Python's numbers
             self.known[out] = args[0]
         elif packet is aten._to_copy and args[0] in self.known:
@@ -192,19 +217,25 @@ class Trace(TorchDispatchMode):
             del self.known[args[0]]
 
     def report(self):
-        """Of each whole step its waits and launches; the lines that waited; the last step's operations; sums of the other phases."""
+        """{what: figures}: waits and launches of each whole step, lines that waited, …
+
+        The last step's operations; for each other phase its waits and launches.
+        """
         steps = [("steps", number) for number in range(1, self.step)]
         last = self.launches[steps[-1]] if steps else Counter()
-        found = {"waits": [len(self.waits[step]) for step in steps], "launches": [self.launches[step].total() for step in steps],
-                 "lines": dict(Counter(where for step in steps for where in self.waits[step])), "operations": dict(last.most_common())}
+        result = {"waits": [len(self.waits[step]) for step in steps],
+                  "launches": [self.launches[step].total() for step in steps],
+                  "lines": dict(Counter(where for step in steps for where in self.waits[step])),
+                  "operations": dict(last.most_common())}
         for phase in sorted({phase for phase, _ in [*self.launches, *self.waits]} - {"steps"}):
-            found[phase] = {"waits": sum(len(at) for (name, _), at in self.waits.items() if name == phase),
-                            "launches": sum(count.total() for (name, _), count in self.launches.items() if name == phase)}
-        return found
+            waits = sum(len(lines) for (name, _), lines in self.waits.items() if name == phase)
+            launches = sum(n.total() for (name, _), n in self.launches.items() if name == phase)
+            result[phase] = {"waits": waits, "launches": launches}
+        return result
 
 
 class SteadyReducer:
-    """The reducer of DistributedDataParallel with the buckets that it began with: to agree on others it would send real numbers."""
+    """DistributedDataParallel's reducer with its first buckets: others would take real numbers."""
 
     def __init__(self, reducer):
         self.reducer = reducer
@@ -225,7 +256,7 @@ def pin_memory(tensor, device=None):
 
 @contextlib.contextmanager
 def cuda(ranks=1):
-    """Within the block tensors on "cuda" are traced without data, as one process or as number 3 of several; yields the Trace."""
+    """Yields the Trace of the block, as one process or as number 3 of several."""
     trace, whole = Trace(), DistributedDataParallel.__init__
 
     def unsynced(network, module, **options):
@@ -244,21 +275,25 @@ def cuda(ranks=1):
         def __init__(self, *_, **__):
             self.record, self.synchronize = lambda *_: None, trace.wait
 
-    patches = [mock.patch("torch.cuda.amp.common.amp_definitely_not_available", lambda: False),
-               mock.patch("torch.cuda.is_bf16_supported", lambda *_, **__: True),
-               mock.patch("torch.random.fork_rng", lambda *_, **__: contextlib.nullcontext()),
-               mock.patch("torch.Event", Event), mock.patch("torch.cuda.synchronize", lambda *_: trace.wait()),
-               mock.patch("torch.distributed.broadcast_object_list", lambda *_, **__: None),
-               mock.patch("torch.distributed.all_gather_object", lambda objects, own: objects.__setitem__(slice(None), [own] * ranks)),
-               mock.patch("torch.utils._foreach_utils._foreach_supported_types", [torch.Tensor, torch.nn.Parameter, FakeTensor]),
-               mock.patch.object(torch.Tensor, "pin_memory", pin_memory),
-               mock.patch.object(FakeTensor, "tolist", lambda x: trace.tolist(x)),
-               mock.patch.object(DistributedDataParallel, "__init__", unsynced),
-               mock.patch.object(loop, "rehearse", trace.during("rehearsal", loop.rehearse)),
-               mock.patch.object(loop, "validation_loss", trace.during("validation", loop.validation_loss))]
+    patches = {
+        "torch.cuda.amp.common.amp_definitely_not_available": lambda: False,
+        "torch.cuda.is_bf16_supported": lambda *_, **__: True,
+        "torch.random.fork_rng": lambda *_, **__: contextlib.nullcontext(),
+        "torch.Event": Event, "torch.cuda.synchronize": lambda *_: trace.wait(),
+        "torch.distributed.broadcast_object_list": lambda *_, **__: None,
+        "torch.distributed.all_gather_object":
+            lambda objects, own: objects.__setitem__(slice(None), [own] * ranks),
+        "torch.utils._foreach_utils._foreach_supported_types":
+            [torch.Tensor, torch.nn.Parameter, FakeTensor],
+        "torch.Tensor.pin_memory": pin_memory,
+        "torch._subclasses.fake_tensor.FakeTensor.tolist": lambda x: trace.tolist(x),
+        "torch.nn.parallel.DistributedDataParallel.__init__": unsynced,
+        "annotated.training.loop.rehearse": trace.during("rehearsal", loop.rehearse),
+        "annotated.training.loop.validation_loss":
+            trace.during("validation", loop.validation_loss)}
     with contextlib.ExitStack() as stack:
-        for patch in patches:
-            stack.enter_context(patch)
+        for target, replacement in patches.items():
+            stack.enter_context(mock.patch(target, replacement))
         if ranks > 1:
             dist.init_process_group("fake", store=FakeStore(), rank=3, world_size=ranks)
             stack.callback(dist.destroy_process_group)
@@ -269,25 +304,28 @@ def cuda(ranks=1):
 
 
 def model_on_gpu(sizes, prepared):
-    """A Transformer with the vocabulary of the WMT run, made where it is used: tensors without data cannot move within a module."""
+    """A Transformer with WMT's vocabulary, made on the device: fake tensors cannot move there."""
+    build = prepare.prepared_transformer if prepared else Transformer
     with torch.device("cuda"):
-        return (prepare.prepared_transformer if prepared else Transformer)(TransformerConfig(37_000, **sizes))
+        return build(TransformerConfig(37_000, **sizes))
 
 
 def trace_training(sizes=SMALL, prepared=True, positions=3125, steps=3, ranks=1, **config):
-    """What `train` does, with batches of so many positions a process, its rehearsal and one validation."""
-    config = TrainingConfig(steps=steps, max_tokens=positions * ranks, validate_every=steps, **config)
+    """What `train` does with so many positions per process, a rehearsal and one validation."""
+    config |= {"steps": steps, "max_tokens": positions * ranks, "validate_every": steps}
+    config = TrainingConfig(**config)
     pairs = [([5] * (LENGTH - 1),) * 2] * (config.max_tokens // LENGTH)
     with cuda(ranks) as trace:
-        loop.train(trace.during("model", model_on_gpu)(sizes, prepared), pairs, pairs, config, show_progress=False,
-                       loss=ChunkedLoss if prepared else LabelSmoothingLoss)
+        loop.train(trace.during("model", model_on_gpu)(sizes, prepared), pairs, pairs, config,
+                   show_progress=False, loss=ChunkedLoss if prepared else LabelSmoothingLoss)
     return trace.report()
 
 
 def trace_greedy(precision=None):
-    """What `greedy_decode` does for each token: four of them, of 32 sentences of which one is always at its end."""
+    """What `greedy_decode` does for each of four tokens, of 32 sentences, one always at its end."""
     with cuda() as trace, torch.no_grad():
-        model, step = trace.during("model", model_on_gpu)(SMALL, prepared=False).eval(), search.IncrementalDecoder.step
+        model = trace.during("model", model_on_gpu)(SMALL, prepared=False).eval()
+        step = search.IncrementalDecoder.step
         if precision:
             prepare.prepare(model)
 
@@ -305,15 +343,20 @@ def doubting(self, hidden, weight, target):
     return self(hidden @ weight.T, target) if bool((target != self.pad_id).any()) else 0.0
 
 
+def positions_on_the_processor(self, x, start=0):
+    return self.dropout(x + sinusoidal_encoding(x.size(1), self.d_model, start))
+
+
 FAULTS = {
-    "a causal mask made on the processor": (transformer, "causal_mask", lambda length, device=None: causal_mask(length)),
-    "positions left on the processor": (PositionalEncoding, "forward",
-                                        lambda self, x, start=0: self.dropout(x + sinusoidal_encoding(x.size(1), self.d_model, start))),
+    "a causal mask made on the processor":
+        (transformer, "causal_mask", lambda length, device=None: causal_mask(length)),
+    "positions left on the processor":
+        (PositionalEncoding, "forward", positions_on_the_processor),
     "a bool() in the loss": (LabelSmoothingLoss, "of_hidden", doubting)}
 
 
 def trace_fault(fault):
-    """The plain model's training with a fault planted: what comes of it, or the error that it ends in."""
+    """The trace of the plain model's training with a fault planted, or the error it ends in."""
     try:
         with mock.patch.object(*fault):
             return trace_training(prepared=False, steps=1)
@@ -335,53 +378,48 @@ LARGE, FOLLOWED = "base, prepared, bf16, 3,125 positions", "prepared, bf16, 25,0
 
 
 def all_traces():
-    """{name: report} of everything; one run is followed for more steps than lie between two readings of the losses, twice."""
+    """{name: report} of everything.
+
+    One run is followed for more steps than lie between two readings of the losses, twice.
+    """
     return {
         LARGE: trace_training({}, precision="bf16", steps=2),
         FOLLOWED: trace_training(positions=25_000, precision="bf16", steps=34),
-        "prepared, fp32, 25,000 positions, accumulation of 2": trace_training(positions=25_000, accumulate=2),
-        "prepared, bf16, rank 3 of 8, 3,125 positions, accumulation of 2": trace_training(ranks=8, precision="bf16", accumulate=2),
+        "prepared, fp32, 25,000 positions, accumulation of 2":
+            trace_training(positions=25_000, accumulate=2),
+        "prepared, bf16, rank 3 of 8, 3,125 positions, accumulation of 2":
+            trace_training(ranks=8, precision="bf16", accumulate=2),
         "plain, fp32, 3,125 positions": trace_training(prepared=False),
-        "plain, bf16, 3,125 positions, accumulation of 2": trace_training(prepared=False, precision="bf16", accumulate=2),
+        "plain, bf16, 3,125 positions, accumulation of 2":
+            trace_training(prepared=False, precision="bf16", accumulate=2),
         "greedy, plain": trace_greedy(), "greedy, prepared, bf16": trace_greedy("bf16"),
         **{fault: trace_fault(where) for fault, where in FAULTS.items()}}
 
 
-def summary(facts):
-    """What the row of results/README.md says of a file of figures."""
-    told = []
-    for when in ("before", "after"):
-        if when in facts:
-            waits, launches = facts[when]["traces"][FOLLOWED]["waits"], facts[when]["traces"][LARGE]["launches"][-1]
-            told.append(f"{when}: the host waits {sum(waits)} times in {len(waits)} steps, and launches {launches:,} operations in one of "
-                        "the base model, bf16, 3,125 positions")
-    return "; ".join(told)
-
-
 def store(path, when, traces):
-    """Put the figures into a file of results, and what they say into the table of results/README.md."""
+    """Put the figures into a file of results; a test holds the row of results/README.md to it."""
     facts = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    made = provenance()
+    origin = provenance()
     facts |= {"command": "python tests/cuda_trace.py --out results/cuda_trace.json --as after",
-              "data": "none: shapes, types and devices, computed by FakeTensorMode", "torch": torch.__version__.partition("+")[0],
-              "metric": "waits: operations that make the host wait for the device; launches: operations on the device that are no views",
-              **made, when: {"revision": made["revision"], "traces": traces}}
+              "data": "none: shapes, types and devices, computed by FakeTensorMode",
+              "torch": torch.__version__.partition("+")[0],
+              "metric": "waits: operations that make the host wait for the device; launches: "
+                        "operations on the device that are no views",
+              **origin, when: {"revision": origin["revision"], "traces": traces}}
     path.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    table = ROOT / "results" / "README.md"
-    rows = re.sub(r"^(\|[^|]*\|)[^|]*(\|.*\]\(\./cuda_trace\.json\))", lambda row: f"{row[1]} {summary(facts)} {row[2]}",
-                  table.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    table.write_text(rows, encoding="utf-8")
-    subprocess.run([sys.executable, ROOT / "tools" / "results.py"], check=True, stdout=subprocess.DEVNULL)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="a file of results to put the figures into")
     parser.add_argument("--as", dest="when", choices=("before", "after"), default="after")
-    parser.add_argument("--probe", nargs="*", default=[], metavar="CODE", help="lines of code to count as well: does this count right?")
+    parser.add_argument("--probe", nargs="*", default=[], metavar="CODE",
+                        help="lines of code to count as well: does this count right?")
     options = parser.parse_args()
     traces = all_traces()
-    print(json.dumps({**traces, "probes": {code: probe(code) for code in options.probe}}, indent=1, ensure_ascii=False))
+    print(json.dumps({**traces, "probes": {code: probe(code) for code in options.probe}}, indent=1,
+                     ensure_ascii=False))
     if options.out:
         store(options.out, options.when, traces)
 

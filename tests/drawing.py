@@ -41,6 +41,6 @@ def labels(axis):
 
 
 def stepper(**changes):
-    given = {"output": QUERIES, "likeliest": STEPS, "source": KEYS, "beams": BEAMS,
-             "cross": {"a": HEADS, "b": HEADS[:1] / 2}}
-    return explorer.decode_stepper(**{**given, **changes})
+    arguments = {"output": QUERIES, "likeliest": STEPS, "source": KEYS, "beams": BEAMS,
+                 "cross": {"a": HEADS, "b": HEADS[:1] / 2}}
+    return explorer.decode_stepper(**{**arguments, **changes})

@@ -1,4 +1,4 @@
-"""What the tests of several modules share: small models, tensors and masks of chance, pairs of texts, pages, programs."""
+"""What the tests of several modules share: small models, random tensors, texts, pages, programs."""
 
 import subprocess
 import sys
@@ -8,15 +8,15 @@ import nbformat
 import pytest
 import torch
 from hypothesis import settings
-from torch.nn import functional as F
 
 from annotated.model.transformer import Transformer, TransformerConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXTS = [("the dog sleeps .", "der Hund schläft ."), ("a cat sleeps .", "eine Katze schläft ."),
-         ("the cat sees a dog .", "die Katze sieht einen Hund ."), ("a dog sees the cat .", "ein Hund sieht die Katze .")]
-# In double precision a rounding costs 2^-53 of a number: room for a million roundings of numbers up to ten. Where tests write 1e-12,
-# it is for ten thousand of numbers near one.
+         ("the cat sees a dog .", "die Katze sieht einen Hund ."),
+         ("a dog sees the cat .", "ein Hund sieht die Katze .")]
+# In double precision a rounding costs 2^-53 of a number: room for a million roundings of numbers up
+# to ten. Where tests write 1e-12, it is for ten thousand of numbers near one.
 EXACT = {"rtol": 0, "atol": 1e-9}
 PAIRS = [("a dog sleeps", "ein Hund schläft"), ("the dog sees a cat", "der Hund sieht eine Katze")]
 
@@ -31,37 +31,21 @@ def one_thread():
 
 
 def examples(count, **options):
-    """So many examples of a property, in the profile "long" ten times as many: by the default's share of Hypothesis' hundred."""
+    """So many examples of a property, in the profile "long" ten times as many."""
     return settings(max_examples=count * settings.default.max_examples // 100, **options)
 
 
 def roundoff(dtype, roundings):
-    """The most that so many roundings in a row can cost, as a share of what is rounded (Higham's gamma): one costs half an eps."""
-    lost = roundings * torch.finfo(dtype).eps / 2
-    return lost / (1 - lost)
-
-
-def product_error(x, weight, bias=None, precision="fp32", roundings=3):
-    """The most by which x W + b in a precision can be off, entry by entry, in the worst case.
-
-    In all of them a rounding of fp32 for each term, some around them; in bf16 one of x, of the weight and of what comes out (2 where that
-    stays in fp32); in int8 half a step of a row's weights, and a whole one of x, half of it for the zero point. An x of bf16 gives bf16.
-    """
-    half = roundings if precision == "bf16" else int(x.dtype == torch.bfloat16)
-    x, weight = x.detach().double(), weight.detach().double()
-    size = F.linear(x.abs(), weight.abs(), None if bias is None else bias.detach().double().abs())
-    lost = (roundoff(torch.float32, weight.size(1) + 8) + roundoff(torch.bfloat16, half)) * size
-    if precision == "int8":
-        span = x.max().clamp(min=0) - x.min().clamp(max=0)
-        step, weight_off = span / 255, weight.abs().amax(dim=1) / 254
-        lost += step * weight.abs().sum(dim=1) + weight_off * (x.abs().sum(dim=-1, keepdim=True) + step * weight.size(1))
-    return lost
+    """The largest relative error of so many roundings in a row, half an epsilon each (Higham)."""
+    error = roundings * torch.finfo(dtype).eps / 2
+    return error / (1 - error)
 
 
 def random_model(vocab_size=12, seed=0, **sizes):
     """A small model with random weights, without dropout unless it is asked for."""
     torch.manual_seed(seed)
-    return Transformer(TransformerConfig(vocab_size, **{"N": 1, "d_model": 16, "d_ff": 32, "h": 2, "dropout": 0.0, **sizes}))
+    sizes = {"N": 1, "d_model": 16, "d_ff": 32, "h": 2, "dropout": 0.0, **sizes}
+    return Transformer(TransformerConfig(vocab_size, **sizes))
 
 
 def state(model):
@@ -72,7 +56,8 @@ def state(model):
 def inputs(*shapes, seed=1, dtype=torch.float64, scale=1.0):
     """Random tensors of these shapes, which ask for their gradients."""
     generator = torch.Generator().manual_seed(seed)
-    numbers = (scale * torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in shapes)
+    numbers = (scale * torch.randn(*shape, generator=generator, dtype=torch.float64)
+               for shape in shapes)
     return [tensor.to(dtype).requires_grad_() for tensor in numbers]
 
 
@@ -88,6 +73,7 @@ def cells(path):
 
 def run_python(code, **options):
     """What a program prints in a process of its own, which has to end well."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", **options)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8",
+                          **options)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -13,9 +13,9 @@ from annotated.translation.search import greedy_decode
 
 WORDS = WordTokenizer.fit(PAIRS)
 BPE = SubwordTokenizer.fit(PAIRS, 300)
-WORDPIECE = SubwordTokenizer.fit(PAIRS, 560, "wordpiece")
 SIZE = len(BPE)
-TOKENIZERS = {"words": WORDS, "bpe": BPE, "wordpiece": WORDPIECE}
+TOKENIZERS = {"words": WORDS, "bpe": BPE,
+              "wordpiece": SubwordTokenizer.fit(PAIRS, 560, "wordpiece")}
 
 
 def small_model(seed=0, vocab_size=SIZE, dtype=torch.float32, **changes):

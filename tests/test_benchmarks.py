@@ -1,4 +1,4 @@
-"""The benchmarks measure what they say: by numbers made by hand, by PyTorch's own counter, and with systems that are made up."""
+"""The benchmarks against figures computed by hand, PyTorch's own counter, and fake systems."""
 
 import dataclasses
 import functools
@@ -6,46 +6,48 @@ import itertools
 import json
 import os
 import sys
-import time
-from pathlib import Path
+from collections import defaultdict
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from helpers import ROOT, random_model
 from torch.utils.flop_counter import FlopCounterMode
 
 from annotated.model.transformer import Transformer, TransformerConfig
 from benchmarks import __main__ as program
-from benchmarks import growth, over, profile, protocol, report, work
+from benchmarks import growth, over, profile, protocol, report, work, worker
+from benchmarks.over import claim_of
 from benchmarks.protocol import Worker, WorkerFailed
 from benchmarks.systems import make
-from benchmarks.worker import Bench
 
-ROOT = Path(__file__).parents[1]
+BASE = work.SIZES["base"]
+RATES = {"fp32": 1e12, "bf16": 1e12, "int8": 1e12, "bandwidth": 1e10, "call_us": 3.0}
 FAKE = """
-import os, sys, time
-from benchmarks.protocol import serve
 def handle(request):
-    what = request["do"]
-    if what == "fail":
+    if request["do"] == "fail":
         raise ValueError("no such\\nluck")
-    if what == "die":
+    if request["do"] == "die":
         os._exit(7)
-    if what == "sleep":
+    if request["do"] == "sleep":
         time.sleep(30)
-    if what == "burn":
-        end = time.process_time() + 0.3
-        while time.process_time() < end: pass
     return {"got": request, "pid": os.getpid()}
-serve(handle, sys.stdin, sys.stdout)
 """
+
+
+def start(code, *arguments):
+    """A worker that answers requests by the function `handle` of this code."""
+    code = ("import os, sys, time\nfrom benchmarks.protocol import serve\n" + code
+            + "serve(handle, sys.stdin, sys.stdout)")
+    return Worker([sys.executable, "-c", code, *arguments], os.environ | {"PYTHONPATH": str(ROOT)})
 
 
 @pytest.fixture
 def fake():
-    worker = Worker([sys.executable, "-c", FAKE], {**os.environ, "PYTHONPATH": str(ROOT)})
-    yield worker
-    worker.close()
+    process = start(FAKE)
+    yield process
+    process.close()
 
 
 def made_up(name="greedy, base, batch 32", task="greedy", entrants=(), **changes):
@@ -56,33 +58,35 @@ def made_up(name="greedy, base, batch 32", task="greedy", entrants=(), **changes
 
 
 def row(system, precision, seconds, tokens=1280, **changes):
-    return {"system": system, "precision": precision, "name": f"{system} {precision}", "seconds": seconds, "tokens": tokens,
-            "peak": 2**30, "parameters": 10, "versions": {"torch": "2"}, "setting": [1, 2], "tried": [[1, 2, 9.0]]} | changes
+    return {"system": system, "precision": precision, "name": f"{system} {precision}",
+            "seconds": seconds, "tokens": tokens, "peak": 2**30, "parameters": 10,
+            "versions": {"torch": "2"}, "setting": [1, 2], "tried": [[1, 2, 9.0]]} | changes
 
 
 def run_of(cells, rates=(), **changes):
     """A run made by hand."""
-    machine = {"processor": "P", "cores": 2, "threads": 2, "memory": 2**34, "flags": [], "device": "cpu"}
-    return {"command": "python -m benchmarks", "machine": machine, "rates": list(rates), "cells": list(cells),
-            "load": {"before": 0.0, "worst": 0.0}, "disturbed": False, "revision": "1234567890"} | changes
+    machine = {"processor": "P", "cores": 2, "threads": 2, "memory": 2**34, "flags": [],
+               "device": "cpu"}
+    return {"command": "python -m benchmarks", "machine": machine, "rates": list(rates),
+            "cells": list(cells), "load": {"before": 0.0, "worst": 0.0}, "disturbed": False,
+            "revision": "1234567890"} | changes
 
 
-claim_of = over.claim_of
-
-
-# -- figures --------------------------------------------------------------------------------------------------------
+# -- figures ---------------------------------------------------------------------------------------
 
 
 def test_times_as_fast_counts_tokens_not_visits():
-    ours, theirs = row("annotated", "bf16", [2.0, 2.0, 2.0], tokens=100), row("torch", "bf16", [1.0, 4.0, 3.0], tokens=50)
+    ours = row("annotated", "bf16", [2.0, 2.0, 2.0], tokens=100)
+    theirs = row("torch", "bf16", [1.0, 4.0, 3.0], tokens=50)
     assert report.speed(ours) == 50 and report.speed(theirs) == 50 / 3
     assert report.times_as_fast(ours, theirs) == pytest.approx((3.0, 1.0, 4.0))
 
 
 def test_report_shows_settings_ratios_failures_aims_and_the_busy_mark():
-    cell = made_up(entrants=[row("annotated", "bf16", [1.0], setting=[2, 1]), row("ctranslate2", "int8", [1.6]),
-                             row("marian", "bf16", [1.5], setting=[1, 1]),
-                             {"system": "joeynmt", "precision": "fp32", "name": "joeynmt fp32", "failed": "no luck"}])
+    cell = made_up(entrants=[
+        row("annotated", "bf16", [1.0], setting=[2, 1]),
+        row("ctranslate2", "int8", [1.6]), row("marian", "bf16", [1.5], setting=[1, 1]),
+        {"system": "joeynmt", "precision": "fp32", "name": "joeynmt fp32", "failed": "no luck"}])
     results = run_of([cell], disturbed=False, command="c")
     text = report.tables(results)
     assert "| annotated bf16 | 2 × 1 | 1,280 | 1.00 (1.00–1.00) | 1,024 |" in text
@@ -91,7 +95,8 @@ def test_report_shows_settings_ratios_failures_aims_and_the_busy_mark():
     aim = "| greedy, base, batch 32 | times as fast as the quickest peer | {} | ≥ 1.0 | {} |"
     assert aim.format("marian bf16", "1.50 ✓") in text, "the quickest peer, and no other"
     cell["entrants"][0]["seconds"] = [1.7]
-    assert aim.format("marian bf16", "0.88 ✗") in report.tables(results), "a race that is lost is told alike"
+    # a race that is lost is told alike
+    assert aim.format("marian bf16", "0.88 ✗") in report.tables(results)
     assert "under load" not in text
     results |= {"disturbed": True, "load": {"before": 0.4, "worst": 0.2}}
     assert "A run under load: others took up to 40% of the machine." in report.tables(results)
@@ -101,12 +106,13 @@ def test_report_shows_settings_ratios_failures_aims_and_the_busy_mark():
 def test_every_aim_is_measured_by_some_cell(compiled):
     cells = work.cells(compiled=compiled)
     for claim in work.AIMS:
-        rows = [made_up(cell.name, cell.task, [row(one.system, one.precision, [1.0]) for one in cell.entrants])
-                for cell in cells if cell.name == claim.cell]
-        rates = {"fp32": 1e12, "bf16": 1e12, "int8": 1e12, "bandwidth": 1e10}
-        assert report.figure(run_of(rows, [rates]), claim) is not None, claim
+        run = run_of([made_up(cell.name, cell.task, [row(entrant.system, entrant.precision, [1.0])
+                                                     for entrant in cell.entrants])
+                      for cell in cells if cell.name == claim.cell], [RATES])
+        assert report.figure(run, claim) is not None, claim
     assert len({(claim.name, claim.what) for claim in work.AIMS}) == len(work.AIMS)
-    assert {claim.cell for claim in work.AIMS} == {cell.name for cell in cells}, "every cell has an aim"
+    # every cell has an aim
+    assert {claim.cell for claim in work.AIMS} == {cell.name for cell in cells}
     entrants = [(cell.name, entrant) for cell in cells for entrant in cell.entrants]
     assert len(set(entrants)) == len(entrants)
     expected = {*work.TRAINERS, *work.WITH_WORKERS, *(work.COMPILED if compiled else ())}
@@ -114,120 +120,127 @@ def test_every_aim_is_measured_by_some_cell(compiled):
 
 
 def test_ceilings_are_those_of_the_work_by_hand():
-    """At rates where only the products count: three forward passes for an update, whatever the batches' padding was."""
-    rates, size = {"fp32": 1e12, "bandwidth": 1e30}, work.SIZES["base"]
-    cell = made_up("train", "train", units=2, batch=0)
-    flops = 3 * work.forward_flops(size, [(32, 32)] * 128)
-    assert report.ceiling(cell, row("torch", "fp32", [1.0], tokens=4096), rates) == pytest.approx(4096 / (flops / 1e12))
-    rates = {"fp32": 1e30, "bandwidth": 1e9}
-    assert report.ceiling(cell, row("torch", "fp32", [1.0], tokens=4096), rates) == pytest.approx(4096 / (2 * 28 * sum(size.weights) / 1e9))
+    """Either the products of three forward passes decide, or the bytes of two updates."""
+    cell, peer = made_up("train", "train", units=2, batch=0), row("torch", "fp32", [1.0], 4096)
+    seconds = 3 * work.forward_flops(BASE, [(32, 32)] * 128) / 1e12
+    ceiling = report.ceiling(cell, peer, {"fp32": 1e12, "bandwidth": 1e30})
+    assert ceiling == pytest.approx(4096 / seconds)
+    ceiling = report.ceiling(cell, peer, {"fp32": 1e30, "bandwidth": 1e9})
+    assert ceiling == pytest.approx(4096 / (2 * 28 * sum(BASE.weights) / 1e9))
 
 
 def test_the_paper_s_run_takes_as_long_as_its_tokens_and_a_share_of_the_products_alone():
     cell, ours = made_up("train", "train", batch=0), row("annotated", "fp32", [2.0], tokens=50_000)
     rates = {"fp32": 1e14, "bandwidth": 1e30}
     share, seconds = report.paper_run(cell, ours, rates)
-    assert seconds == 100_000 and share == pytest.approx(report.speed(ours) / report.ceiling(cell, ours, rates))
-    size = work.SIZES["base"]
-    assert share == pytest.approx(25_000 * 6 * sum(size.weights) / 1e14, rel=0.02)  # attention itself is the rest
-    assert f"| train | annotated fp32 | {share:.0%} | 1.16 |" in report.paper_table([cell | {"entrants": [ours]}], rates)
+    assert seconds == 100_000
+    assert share == pytest.approx(report.speed(ours) / report.ceiling(cell, ours, rates))
+    # attention itself is the rest
+    assert share == pytest.approx(25_000 * 6 * sum(BASE.weights) / 1e14, rel=0.02)
+    assert f"| train | annotated fp32 | {share:.0%} | 1.16 |" in report.paper_table(
+        [cell | {"entrants": [ours]}], rates)
 
 
 def test_a_claim_is_against_the_quickest_peer_that_ran():
-    """Ours at its best, too; failures, and systems of another precision where one is named, do not count."""
-    peers = [row("ctranslate2", "int8", [1.5]), row("ctranslate2", "fp32", [9.0]), row("marian", "fp32", [4.0]),
-             row("joeynmt", "bf16", [1.2]), {**row("torch", "bf16", [0.5]), "failed": "no luck"}]
-    cell = made_up(entrants=[row("annotated", "fp32", [2.0]), row("annotated", "int8", [1.0]), *peers])
-    found, peer = report.figure(run_of([cell]), claim_of(cell["name"]))
-    assert found == 1.2 and peer["name"] == "joeynmt bf16"
-    found, peer = report.figure(run_of([cell]), work.Claim(cell["name"], "fp32", 1.0))
-    assert found == 2.0 and peer["name"] == "marian fp32"
-    found, peer = report.figure(run_of([cell]), claim_of(cell["name"], among=work.PYTORCH))
-    assert found == 4.0 and peer["name"] == "marian fp32", "of those that write with PyTorch alone"
-    engine = cell | {"entrants": [*cell["entrants"], row("annotated, CTranslate2", "int8", [0.5])]}
-    assert report.figure(run_of([engine]), claim_of(cell["name"]))[0] == 2.4, "the quickest of ours, whatever engine it is"
-    assert report.figure(run_of([engine]), claim_of(cell["name"], among=work.PYTORCH))[0] == 4.0
+    """Ours at its best, too; failures do not count, nor systems of another precision than named."""
+    peers = [row("ctranslate2", "int8", [1.5]), row("ctranslate2", "fp32", [9.0]),
+             row("marian", "fp32", [4.0]), row("joeynmt", "bf16", [1.2]),
+             {**row("torch", "bf16", [0.5]), "failed": "no luck"}]
+    cell = made_up(entrants=[row("annotated", "fp32", [2.0]), row("annotated", "int8", [1.0]),
+                             *peers])
+    engine = [*cell["entrants"], row("annotated, CTranslate2", "int8", [0.5])]
+    for entrants, claim, figure, peer in [
+            (cell["entrants"], claim_of(cell["name"]), 1.2, "joeynmt bf16"),
+            (cell["entrants"], work.Claim(cell["name"], "fp32", 1.0), 2.0, "marian fp32"),
+            (cell["entrants"], claim_of(cell["name"], among=work.PYTORCH), 4.0, "marian fp32"),
+            (engine, claim_of(cell["name"]), 2.4, "joeynmt bf16"),
+            (engine, claim_of(cell["name"], among=work.PYTORCH), 4.0, "marian fp32")]:
+        value, quickest = report.figure(run_of([cell | {"entrants": entrants}]), claim)
+        assert (value, quickest["name"]) == (figure, peer)
     assert report.figure(run_of([cell]), claim_of("beam 4, base, batch 32")) is None, "another cell"
-    assert report.figure(run_of([cell | {"entrants": peers}]), claim_of(cell["name"])) is None, "ours failed"
-    assert report.best_of(cell, ["ctranslate2"])["name"] == "ctranslate2 int8" and report.best_of(cell, ["torch"]) is None
+    ours_failed = cell | {"entrants": peers}
+    assert report.figure(run_of([ours_failed]), claim_of(cell["name"])) is None
+    assert report.best_of(cell, ["ctranslate2"])["name"] == "ctranslate2 int8"
+    assert report.best_of(cell, ["torch"]) is None
 
 
 def test_figures_of_memory_and_of_the_matrix_rate():
     """Memory is beside the leanest peer, who need not be the quickest."""
-    ours, lean = row("annotated", "bf16", [1.0], tokens=2048, peak=60), row("torch", "bf16", [3.0], tokens=2048, peak=80)
-    cell = made_up("train, base", "train", [ours, row("joeynmt", "bf16", [0.5], tokens=2048, peak=200), lean], batch=0)
-    run = run_of([cell], [{"fp32": 1e12, "bf16": 1e14, "bandwidth": 1e10}, {"fp32": 1e12, "bf16": 2e14, "bandwidth": 1e10}])
+    ours = row("annotated", "bf16", [1.0], tokens=2048, peak=60)
+    lean = row("torch", "bf16", [3.0], tokens=2048, peak=80)
+    cell = made_up("train, base", "train",
+                   [ours, row("joeynmt", "bf16", [0.5], tokens=2048, peak=200), lean], batch=0)
+    run = run_of([cell], [RATES | {"bf16": 1e14}, RATES | {"bf16": 2e14}])
     claim = claim_of("train, base", "bf16", work.MEMORY)
-    assert report.figure(run, claim) == (0.75, lean) and report.reached(claim, claim.aim) and not report.reached(claim, claim.aim + 0.01)
+    assert report.figure(run, claim) == (0.75, lean) and report.reached(claim, claim.aim)
+    assert not report.reached(claim, claim.aim + 0.01)
     share = claim_of("train, base", "bf16", work.SHARE)
-    flops = 3 * work.forward_flops(work.SIZES["base"], [(32, 32)] * 64)
+    flops = 3 * work.forward_flops(BASE, [(32, 32)] * 64)
     assert report.figure(run, share) == (pytest.approx(flops / 2e14), None)
     assert report.reached(share, share.aim) and not report.reached(share, share.aim - 0.01)
 
 
 def test_the_time_of_a_token_is_split_by_the_measured_rates():
-    """Of 40 tokens for each of 32 sentences: products and bytes by hand, what is left as calls of the measured length."""
-    cell = made_up(entrants=[row("annotated", "int8", [0.8]), row("annotated", "fp32", [4.0]), row("ctranslate2", "int8", [1.6])])
+    """40 tokens of 32 sentences: products and bytes by hand, the rest as calls of 5 µs."""
+    cell = made_up(entrants=[row("annotated", "int8", [0.8]), row("annotated", "fp32", [4.0]),
+                             row("ctranslate2", "int8", [1.6])])
     rates = {"fp32": 1e12, "bf16": 1e12, "int8": 4e12, "bandwidth": 2e10, "call_us": 5.0}
     ours, theirs = report.split(run_of([cell], [{**rates, "call_us": 9.0}, rates]))
-    flops, moved, _ = work.decoding_floor(work.SIZES["base"], 32, 1, rates, "int8")
+    flops, moved, _ = work.decoding_floor(BASE, 32, 1, rates, "int8")
     assert (ours["name"], theirs["name"]) == ("annotated int8", "ctranslate2 int8")
     assert ours["milliseconds"] == pytest.approx(20) and theirs["milliseconds"] == pytest.approx(40)
-    assert ours["arithmetic"] == pytest.approx(1000 * flops / 4e12 / 40) and ours["memory"] == pytest.approx(1000 * moved / 2e10 / 40)
-    assert ours["arithmetic"] + ours["memory"] + ours["rest"] == pytest.approx(20) and ours["calls"] == pytest.approx(ours["rest"] * 200)
+    assert ours["arithmetic"] == pytest.approx(1000 * flops / 4e12 / 40)
+    assert ours["memory"] == pytest.approx(1000 * moved / 2e10 / 40)
+    assert ours["arithmetic"] + ours["memory"] + ours["rest"] == pytest.approx(20)
+    assert ours["calls"] == pytest.approx(ours["rest"] * 200)
     del rates["call_us"]
-    assert report.split(run_of([cell], [rates]))[0]["calls"] is None and report.split(run_of([cell])) == []
+    assert report.split(run_of([cell], [rates]))[0]["calls"] is None
+    assert report.split(run_of([cell])) == []
 
 
 def test_rates_hold_the_time_of_a_call(monkeypatch):
-    """Half a second for whatever is done: a thousand calls are then counted, and seen."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    from benchmarks import worker
-
-    class Count(TorchDispatchMode):
-        seen = 0
-
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            self.seen += function is torch.ops.aten.add_.Tensor
-            return function(*args, **(kwargs or {}))
-
-    monkeypatch.setattr(worker, "best_of", lambda function, seconds=0.5: function() and 0.5 or 0.5)
+    """Whatever is done takes half a second: a thousand calls, and a block of 256 MB."""
+    calls = []
+    monkeypatch.setattr(worker, "best_of", lambda function, seconds=0.5: (function(), 0.5)[1])
     monkeypatch.setattr(torch.nn.functional, "linear", lambda a, b: a)
     monkeypatch.setattr(torch, "_int_mm", lambda a, b: a)
-    with Count() as count:
-        rates = worker.machine_rates("cpu")
-    assert count.seen == 1000 and rates["call_us"] == pytest.approx(500) and rates["bandwidth"] == pytest.approx(512e6)
+    monkeypatch.setattr(torch.Tensor, "add_", lambda x, y: calls.append(y))
+    rates = worker.machine_rates("cpu")
+    assert len(calls) == 1000 and rates["call_us"] == pytest.approx(500)
+    assert rates["bandwidth"] == pytest.approx(512e6)
 
 
-# -- all stored runs ------------------------------------------------------------------------------------------------
-
-RATES = {"fp32": 1e12, "bf16": 1e12, "int8": 1e12, "bandwidth": 1e10, "call_us": 3.0}
+# -- all stored runs -------------------------------------------------------------------------------
 
 
 def three_runs():
-    """The same cell three times: ours 0.5, 2 and 1.2 times as fast as the quickest peer, another one each; the last under load."""
-    seconds = ((2.0, 1.0, 4.0), (1.0, 2.0, 9.0), (1.0, 9.0, 1.2))
-    names = (("annotated", "int8"), ("ctranslate2", "int8"), ("marian", "fp32"))
-    runs = [run_of([made_up(entrants=[row(*name, [one]) for name, one in zip(names, each, strict=True)])], [RATES]) for each in seconds]
+    """One cell in three runs: ours 0.5, 2 and 1.2 times as fast as the quickest of two peers.
+
+    The last run is under load.
+    """
+    runs = [run_of([made_up(entrants=[row("annotated", "int8", [ours]), row("marian", "fp32", [c]),
+                                      row("ctranslate2", "int8", [b])])], [RATES])
+            for ours, b, c in ((2.0, 1.0, 4.0), (1.0, 2.0, 9.0), (1.0, 9.0, 1.2))]
     runs[2] |= {"disturbed": True, "load": {"before": 0.1, "worst": 0.3}}
     return runs
 
 
 def test_worst_median_and_best_over_all_runs_by_hand():
     runs, claim = three_runs(), claim_of("greedy, base, batch 32")
-    found = over.figures(runs, claim)
-    assert [(number, value, peer["system"]) for number, value, peer in found] == \
-        [(1, 0.5, "ctranslate2"), (2, 2.0, "ctranslate2"), (3, 1.2, "marian")]
-    assert over.spread(found, claim) == (0.5, 1.2, 2.0)
-    assert over.spread(found, claim_of("train, base", "bf16", work.MEMORY)) == (2.0, 1.2, 0.5), "of memory less is better"
-    text = over.tables(runs)
-    assert f"| greedy, base, batch 32 | {work.SPEED} | CTranslate2 or MarianMT | 0.50 | 1.20 | 2.00 | ≥ 1.0 | ✗ |" in text
-    assert "| 3 | P, 2 threads; under load | 1,000, 1,000, 1,000 | 10 | 3.0 | 30% | 1234567 |" in text
-    assert "| 3 | greedy, base, batch 32 | annotated int8 | 2 | 1,280 | marian fp32 | 2 | 1,067 |" in text
-    alone = "| greedy, base, batch 32, PyTorch alone | times as fast as the quickest peer | MarianMT | 1.20 | 2.00 | 9.00 | ≥ 1.3 | ✗ |"
-    assert alone in text
-    assert over.reached_by_all(runs) == (0, 2) and over.reached_by_all(runs[1:2]) == (2, 2), "reached is what every run reached"
+    figures = over.figures(runs, claim)
+    assert [(number, value, peer["system"]) for number, value, peer in figures] == [
+        (1, 0.5, "ctranslate2"), (2, 2.0, "ctranslate2"), (3, 1.2, "marian")]
+    assert over.spread(figures, claim) == (0.5, 1.2, 2.0)
+    # of memory less is better
+    assert over.spread(figures, claim_of("train, base", "bf16", work.MEMORY)) == (2.0, 1.2, 0.5)
+    text, cell, speed = over.tables(runs), claim.cell, work.SPEED
+    for line in (f"{cell} | {speed} | CTranslate2 or MarianMT | 0.50 | 1.20 | 2.00 | ≥ 1.0 | ✗",
+                 f"{cell}, PyTorch alone | {speed} | MarianMT | 1.20 | 2.00 | 9.00 | ≥ 1.3 | ✗",
+                 "3 | P, 2 threads; under load | 1,000, 1,000, 1,000 | 10 | 3.0 | 30% | 1234567",
+                 f"3 | {cell} | annotated int8 | 2 | 1,280 | marian fp32 | 2 | 1,067"):
+        assert f"| {line} |" in text
+    # reached is what every run reached
+    assert over.reached_by_all(runs) == (0, 2) and over.reached_by_all(runs[1:2]) == (2, 2)
     assert over.quote(runs, claim.cell) == "0.50 / 1.20 × CTranslate2 or MarianMT"
     assert over.extent(runs) == "worst / median of 3 runs on 1 kind of machine"
     assert over.extent(runs[:1]) == "1 run on 1 kind of machine"
@@ -238,69 +251,84 @@ def test_kinds_of_machine_are_told_by_measured_rates_not_by_names():
     runs = three_runs()
     runs[1]["machine"]["processor"] = "Q"
     runs[2]["rates"] = [RATES | {"bf16": 2e12}]
-    assert over.kinds(runs) == [[1, 2], [3]] and over.extent(runs) == "worst / median of 3 runs on 2 kinds of machine"
+    assert over.kinds(runs) == [[1, 2], [3]]
+    assert over.extent(runs) == "worst / median of 3 runs on 2 kinds of machine"
 
 
 def test_runs_are_reported_by_folder_in_the_order_of_their_numbers(tmp_path, monkeypatch, capsys):
     for name, run in zip(("01-b", "02-a", "10-a"), three_runs(), strict=True):
         (tmp_path / f"{name}.json").write_text(json.dumps(run))
     runs = over.stored(tmp_path)
-    assert [run["cells"][0]["entrants"][0]["seconds"] for run in runs] == [[2.0], [1.0], [1.0]] and runs[2]["disturbed"]
+    assert [run["cells"][0]["entrants"][0]["seconds"] for run in runs] == [[2.0], [1.0], [1.0]]
+    assert runs[2]["disturbed"]
     monkeypatch.chdir(tmp_path)
     assert program.main(["--report", str(tmp_path)]) == 0
-    assert capsys.readouterr().out == over.tables(runs) + "\n" and (tmp_path / "_build/bench/bench_over.png").exists()
+    assert capsys.readouterr().out == over.tables(runs) + "\n"
+    assert (tmp_path / "_build/bench/bench_over.png").exists()
 
 
 def test_the_picture_holds_every_run_and_names_the_quickest_peer():
     axis, = over.draw(three_runs()).axes
     name = "greedy, base, batch 32"
-    alone = [[f"{name}, PyTorch alone", "marian fp32", number, value] for number, value in ((1, 2.0), (2, 9.0), (3, 1.2))]
-    assert axis.chart_table[1] == [[name, "ctranslate2 int8", 1, 0.5], [name, "ctranslate2 int8", 2, 2.0], [name, "marian fp32", 3, 1.2],
-                                   *alone]
+    alone = f"{name}, PyTorch alone"
+    assert axis.chart_table[1] == [
+        [name, "ctranslate2 int8", 1, 0.5], [name, "ctranslate2 int8", 2, 2.0],
+        [name, "marian fp32", 3, 1.2], [alone, "marian fp32", 1, 2.0],
+        [alone, "marian fp32", 2, 9.0], [alone, "marian fp32", 3, 1.2]]
     dots = [line.get_xdata()[0] for line in axis.lines if line.get_marker() == "o"]
-    assert dots == [0.5, 2.0, 1.2, 2.0, 9.0, 1.2] and [text.get_text() for text in axis.texts] == ["CTranslate2 or MarianMT", "MarianMT"]
+    assert dots == [0.5, 2.0, 1.2, 2.0, 9.0, 1.2]
+    assert [text.get_text() for text in axis.texts] == ["CTranslate2 or MarianMT", "MarianMT"]
 
 
 def test_a_run_is_named_by_machine_and_revision_and_overwrites_none(tmp_path):
     results = run_of([], revision="abcdef1234")
-    results["machine"] |= {"processor": "Intel(R) Xeon(R) Platinum 8488C CPU @ 2.40GHz", "flags": ["amx_bf16", "avx2"]}
+    intel, amd = "Intel(R) Xeon(R) Platinum 8488C CPU @ 2.40GHz", "AMD EPYC 7763 64-Core Processor"
+    results["machine"] |= {"processor": amd, "device": "cuda"}
+    assert report.machine_name(results["machine"]) == "AMD EPYC 7763, 2 threads, cuda"
+    results["machine"] |= {"processor": intel, "device": "cpu", "flags": ["amx_bf16", "avx2"]}
     assert report.machine_name(results["machine"]) == "Intel Xeon Platinum 8488C AMX, 2 threads"
-    assert report.machine_name(results["machine"] | {"processor": "AMD EPYC 7763 64-Core Processor", "flags": [], "device": "cuda"}) == \
-        "AMD EPYC 7763, 2 threads, cuda"
     options, names = program.parse([]), []
     for _ in range(3):
         names.append(program.place(results, options, tmp_path))
         names[-1].write_text("")
     stem = "intel-xeon-platinum-8488c-amx-2-threads-abcdef1"
-    assert [path.name for path in names] == [f"{number}-{stem}.json" for number in ("01", "02", "03")]
+    assert [path.name for path in names] == [f"0{number}-{stem}.json" for number in (1, 2, 3)]
     names[0].unlink()
     (tmp_path / "99-other.json").write_text("")
-    assert program.place(results, options, tmp_path).name == f"100-{stem}.json", "after the last, whatever is gone"
-    for partial in (["--only", "greedy"], ["--systems", "torch"], ["--against", "HEAD"], ["--effort", "0.5"]):
+    # after the last, whatever is gone
+    assert program.place(results, options, tmp_path).name == f"100-{stem}.json"
+    for partial in (["--only", "greedy"], ["--systems", "torch"], ["--against", "HEAD"],
+                    ["--effort", "0.5"]):
         assert program.place(results, program.parse(partial), tmp_path).parent == program.BUILD
-    assert program.place(results, program.parse(["--busy-anyway"]), tmp_path).parent == tmp_path, "a run under load is kept, and marked"
+    # a run under load is kept, and marked
+    assert program.place(results, program.parse(["--busy-anyway"]), tmp_path).parent == tmp_path
 
 
 def test_the_readmes_quote_what_all_stored_runs_found():
-    """Both rows on speed are made from the files; and every stored run says what is asked of one."""
+    """Both rows on speed come from the files by `make results`, and every stored run is whole."""
     runs = over.stored(ROOT / "results" / "bench")
-    assert over.row_of_readme(runs) in (ROOT / "README.md").read_text(encoding="utf-8").split("\n"), "run `make results`"
-    assert over.row_of_results(runs) in (ROOT / "results" / "README.md").read_text(encoding="utf-8"), "run `make results`"
+    assert over.row_of_readme(runs) in (ROOT / "README.md").read_text(encoding="utf-8").split("\n")
+    assert over.row_of_results(runs) in (ROOT / "results" / "README.md").read_text(encoding="utf-8")
     for run in runs:
-        assert run["disturbed"] == (max(run["load"].values()) > report.FOREIGN) and report.best_rates(run)["bandwidth"] > 0
-        assert {cell["name"] for cell in run["cells"]} == {cell.name for cell in work.cells()}, "a part is no run"
-        for one in (one for cell in run["cells"] for one in cell["entrants"] if "failed" not in one):
-            assert one["setting"] == max(one["tried"], key=lambda tried: tried[2])[:2], "raced in the best of its settings"
-        hands = {(cell["task"], cell["size"], cell["batch"]): report.hand_and_harness(cell) for cell in run["cells"] if "by_hand" in cell}
+        assert run["disturbed"] == (max(run["load"].values()) > report.FOREIGN)
+        assert report.best_rates(run)["bandwidth"] > 0
+        # a part is no run
+        assert {cell["name"] for cell in run["cells"]} == {cell.name for cell in work.cells()}
+        entrants = [entrant for cell in run["cells"] for entrant in cell["entrants"]]
+        for entrant in (entrant for entrant in entrants if "failed" not in entrant):
+            assert entrant["setting"] == max(entrant["tried"], key=lambda trial: trial[2])[:2]
+        hands = {(cell["task"], cell["size"], cell["batch"]): report.hand_and_harness(cell)
+                 for cell in run["cells"] if "by_hand" in cell}
         assert hands.keys() == program.BY_HAND
-    ours, theirs = ([np.median(one["seconds"]) for one in runs[0]["cells"][1]["entrants"] if (one["system"] == "annotated") is mine]
-                    for mine in (True, False))
-    assert runs[0]["cells"][1]["name"] == "train, base" and len(ours) == 1
-    assert report.figure(runs[0], claim_of("train, base", "bf16"))[0] == pytest.approx(min(theirs) / ours[0])
-    assert f"bf16 {min(theirs) / ours[0]:.2f} × " in over.row_of_readme(runs[:1])
+    cell = runs[0]["cells"][1]
+    (ours,), theirs = ([np.median(entrant["seconds"]) for entrant in cell["entrants"]
+                        if (entrant["system"] == "annotated") is mine] for mine in (True, False))
+    figure, _ = report.figure(runs[0], claim_of("train, base", "bf16"))
+    assert cell["name"] == "train, base" and figure == pytest.approx(min(theirs) / ours)
+    assert f"bf16 {figure:.2f} × " in over.row_of_readme(runs[:1])
 
 
-# -- rounds ---------------------------------------------------------------------------------------------------------
+# -- rounds ----------------------------------------------------------------------------------------
 
 
 def test_visits_are_interleaved_and_the_failed_are_left_out():
@@ -315,34 +343,32 @@ def test_visits_are_interleaved_and_the_failed_are_left_out():
     assert [len(visits[name]) for name in "abc"] == [4, 1, 4]
 
 
-def test_disturbed_rounds_are_measured_again_and_not_kept():
+def test_disturbed_rounds_are_measured_again_and_not_kept_and_give_up_in_the_end():
     verdicts, count = iter([True, False, None, False, True, True, True]), iter(range(100))
-    visits, lost = protocol.rounds("a", lambda name: {"seconds": 0.0, "number": next(count)}, lambda: next(verdicts), 1e9, most=3)
+    visits, lost = protocol.rounds("a", lambda name: {"seconds": 0.0, "number": next(count)},
+                                   lambda: next(verdicts), 1e9, most=3)
     assert [visit["number"] for visit in visits["a"]] == [0, 4, 5] and lost == 3
-
-
-def test_always_disturbed_gives_no_figures():
     visits, lost = protocol.rounds("a", lambda name: {"seconds": 0.0}, lambda: False, 1e9, most=3)
     assert visits == {"a": []} and lost == 6
 
 
 def test_slow_ones_are_visited_once():
-    visits, _ = protocol.rounds("ab", lambda name: {"seconds": 50.0 if name == "b" else 0.0}, lambda: True, seconds=100, most=5)
+    visits, _ = protocol.rounds("ab", lambda name: {"seconds": 50.0 if name == "b" else 0.0},
+                                lambda: True, seconds=100, most=5)
     assert [len(visits[name]) for name in "ab"] == [5, 1]
 
 
-# -- the watch ------------------------------------------------------------------------------------------------------
+# -- the watch -------------------------------------------------------------------------------------
 
 STAT = "cpu  100 20 30 5000 40 5 6 7 90 0\ncpu0 1 2 3 4 5 6 7 8 9 10\n"
-PROCESS = "4242 (a (b) c) S 1 4242 4242 0 -1 4194560 100 0 0 0 {} {} {} {} 20 0 2 0 100 1000 10 0 0\n"
+PROCESS = ("4242 (a (b) c) S 1 4242 4242 0 -1 4194560 100 0 0 0 {} {} {} {} 20 0 2 0 100 1000 "
+           "10 0 0\n")
 
 
-def test_ticks_are_read_from_proc():
-    assert protocol.busy_ticks(STAT) == 100 + 20 + 30 + 5 + 6 + 7  # neither idle nor waiting; guests are in the first already
+def test_ticks_are_read_from_proc_and_foreign_is_what_others_took_of_all_processors():
+    # neither idle nor waiting; guests are in the first already
+    assert protocol.busy_ticks(STAT) == 100 + 20 + 30 + 5 + 6 + 7
     assert protocol.process_ticks(PROCESS.format(11, 22, 33, 44)) == 110
-
-
-def test_foreign_share_is_what_others_took_of_all_processors():
     assert protocol.foreign_share(busy=300, own=100, seconds=4, processors=2, ticks=100) == 0.25
     assert protocol.foreign_share(busy=100, own=101, seconds=4, processors=2, ticks=100) == 0
 
@@ -355,7 +381,8 @@ def test_watch_subtracts_this_process_and_its_workers(tmp_path, monkeypatch, fak
             (tmp_path / str(pid) / "stat").write_text(PROCESS.format(ticks, 0, 0, 0))
 
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    monkeypatch.setattr(time, "monotonic", iter([0.0, 10.0, 10.0]).__next__)
+    clock = SimpleNamespace(monotonic=iter([0.0, 10.0, 10.0]).__next__)
+    monkeypatch.setattr(protocol, "time", clock)  # other threads keep the real one
     put(1000, 10, 20)
     watch = protocol.Watch(lambda: [fake], tmp_path)
     put(1000 + 900, 10 + 100, 20 + 300)
@@ -373,36 +400,32 @@ def test_a_busy_machine_is_refused(monkeypatch, tmp_path, capsys):
 
 
 def group_of(seconds, failed=()):
-    """Made-up processes: a visit takes seconds(system, precision, setting), and writes 100 tokens."""
-    class Made:
-        key = staticmethod(program.Group.key)
-        failed, facts, asked = {}, {}, []
+    """Fake processes: a visit takes seconds(system, precision, setting) and writes 100 tokens."""
+    return SimpleNamespace(
+        key=program.Group.key, facts=defaultdict(dict), failed=dict.fromkeys(failed, "no luck"),
+        visit=lambda key, _, request, setting: {"seconds": seconds(*key, setting), "tokens": 100})
 
-        def visit(self, key, first, request, setting):
-            self.asked.append((key[0], setting))
-            self.facts[key] = {"parameters": 1}
-            if key in failed:
-                self.failed[key] = "no luck"
-                return None
-            return {"seconds": seconds(*key, setting), "tokens": 100}
 
-    return Made()
+def watch_of(shares):
+    """A fake watch: the shares that other programs take of the rounds."""
+    return SimpleNamespace(seconds=2.0, start=lambda: None, foreign=lambda: next(shares))
 
 
 def test_every_system_races_in_the_setting_that_it_does_best_in():
-    """Of threads 4, 2, 1 and four workers of one: the figures are those of the best, whatever the others did."""
+    """Of threads 4, 2, 1 and four workers of one thread: the figures are those of the best."""
     best = {"annotated": (1, 4), "ctranslate2": (4, 1), "marian": (1, 1)}
-    watch = type("Watch", (), {"seconds": 2.0, "start": lambda self: None, "foreign": lambda self: 0.0})()
-    group = group_of(lambda system, _, setting: 0.1 if setting == best[system] else 0.5, failed=[("torch", "fp32")])
-    cell = work.Cell("greedy", "tiny", tuple(work.Entrant(system) for system in (*best, "torch")), batch=32, seconds=1e9)
+    group = group_of(lambda system, _, setting: 0.1 if setting == best[system] else 0.5,
+                     failed=[("torch", "fp32")])
+    cell = work.Cell("greedy", "tiny", tuple(work.Entrant(system) for system in (*best, "torch")),
+                     batch=32, seconds=1e9)
     options = program.parse(["--threads", "4", "--effort", "0.0001"])
-    found = program.run_cell(cell, group, watch, options)
-    rows = {one["system"]: one for one in found["entrants"]}
-    assert rows.pop("torch")["failed"] == "no luck"
-    for system, one in rows.items():
-        assert one["setting"] == best[system] and set(one["seconds"]) == {0.1}
-        assert [tuple(tried[:2]) for tried in one["tried"]] == [(1, 4), (1, 2), (1, 1), (4, 1)]
-        assert [tried[2] for tried in one["tried"]] == [1000 if tuple(tried[:2]) == best[system] else 200 for tried in one["tried"]]
+    entrants = program.run_cell(cell, group, watch_of(itertools.repeat(0.0)), options)["entrants"]
+    assert entrants.pop()["failed"] == "no luck"
+    for (system, setting), entrant in zip(best.items(), entrants, strict=True):
+        assert entrant["system"] == system and entrant["setting"] == setting
+        assert set(entrant["seconds"]) == {0.1}
+        assert [tuple(trial) for trial in entrant["tried"]] == [
+            (*s, 1000 if s == setting else 200) for s in ((1, 4), (1, 2), (1, 1), (4, 1))]
 
 
 def test_one_disturbed_visit_does_not_decide_a_setting():
@@ -410,51 +433,61 @@ def test_one_disturbed_visit_does_not_decide_a_setting():
     disturbed = iter([0.18])
     group = group_of(lambda system, _, setting: next(disturbed, 0.1) if setting == (2, 1) else 0.12)
     cell = work.Cell("beam", "base", (work.Entrant("ctranslate2", "int8"),), batch=32)
-    tried = program.try_settings(cell, cell.entrants[0], group, program.parse(["--threads", "2", "--effort", "0"]))
-    assert max(tried, key=tried.get) == (2, 1) and tried[2, 1] == 1000
+    options = program.parse(["--threads", "2", "--effort", "0"])
+    speeds = program.try_settings(cell, cell.entrants[0], group, options)
+    assert max(speeds, key=speeds.get) == (2, 1) and speeds[2, 1] == 1000
 
 
 def test_growth_varies_one_thing_and_counts_what_is_expected():
-    """Operations per token are those of three forward passes; each further layer costs as many as the one before."""
+    """A token of training costs three forward passes, each further layer as much as the last."""
     base = growth.point("train", "length", 32)
     for axis, values in growth.AXES["train"].items():
         points = [growth.point("train", axis, value) for value in values]
-        assert len({(one.size, one.length, one.tokens) for one in points}) == len(values)
-        shared = base in [dataclasses.replace(one, axis="length", value=32) for one in points]
-        assert shared is (axis != "vocabulary"), "all axes cross in one point, but for the vocabulary's"
+        assert len({(point.size, point.length, point.tokens) for point in points}) == len(values)
+        shared = base in [dataclasses.replace(point, axis="length", value=32) for point in points]
+        # all axes cross in one point, but for the vocabulary's
+        assert shared is (axis != "vocabulary")
     flops = {n: growth.operations(growth.point("train", "depth", n)) for n in (1, 2, 4)}
     assert flops[4] - flops[2] == pytest.approx(2 * (flops[2] - flops[1]))
     assert growth.operations(base) == 3 * work.forward_flops(growth.SIZE, [(32, 32)] * 5) / (5 * 32)
     long, longer = (growth.operations(growth.point("decode", "length", n)) for n in (1024, 2048))
     assert 1.5 < longer / long < 2, "attention is most of it by then"
-    assert growth.numbers(growth.point("decode", "beam", 4)) > growth.numbers(growth.point("decode", "beam", 1)) > sum(growth.SIZE.weights)
+    four, one = (growth.numbers(growth.point("decode", "beam", n)) for n in (4, 1))
+    assert four > one > sum(growth.SIZE.weights)
 
 
 def test_a_profile_adds_up():
-    found = profile.by_kind({"aten::mm": 1.0, "aten::addmm": 0.5, "aten::bernoulli_": 0.25, "autograd::engine": 0.125})
-    assert found["matrix products"] == 1.5 and found["random numbers"] == 0.25 and found["the rest"] == 0.125
-    assert sum(found.values()) == 1.875 and list(found)[-1] == "the rest"
+    seconds = profile.by_kind({"aten::mm": 1.0, "aten::addmm": 0.5, "aten::bernoulli_": 0.25,
+                               "autograd::engine": 0.125})
+    assert seconds["matrix products"] == 1.5 and seconds["random numbers"] == 0.25
+    assert list(seconds)[-1] == "the rest" and seconds["the rest"] == 0.125
+    assert sum(seconds.values()) == 1.875
 
 
 def test_settings_end_at_the_threads_there_are():
-    one, batch, train = (work.Cell(task, "tiny", (), count) for task, count in (("greedy", 1), ("greedy", 32), ("train", 0)))
-    assert work.settings(one, 1) == work.settings(batch, 1) == [(1, 1)]
-    assert work.settings(one, 6) == work.settings(train, 6) == [(1, 6), (1, 3), (1, 1)], "one sentence is not shared"
-    assert work.settings(batch, 2, "annotated, CTranslate2") == [(2, 1)], "the library's engine chooses by itself"
-    assert work.settings(batch, 2) == [(1, 2), (1, 1), (2, 1)] and work.settings(train, 2, "torch, compiled") == [(1, 2)]
+    single, batch, train = (work.Cell(task, "tiny", (), count)
+                            for task, count in (("greedy", 1), ("greedy", 32), ("train", 0)))
+    assert work.settings(single, 1) == work.settings(batch, 1) == [(1, 1)]
+    # one sentence is not shared
+    assert work.settings(single, 6) == work.settings(train, 6) == [(1, 6), (1, 3), (1, 1)]
+    # the library's engine chooses by itself
+    assert work.settings(batch, 2, "annotated, CTranslate2") == [(2, 1)]
+    assert work.settings(batch, 2) == [(1, 2), (1, 1), (2, 1)]
+    assert work.settings(train, 2, "torch, compiled") == [(1, 2)]
 
 
-@pytest.mark.parametrize(("arguments", "worst", "lost"), [([], 0.08, 2), (["--busy-anyway"], 0.3, 0)])
+@pytest.mark.parametrize(("arguments", "worst", "lost"),
+                         [([], 0.08, 2), (["--busy-anyway"], 0.3, 0)])
 def test_the_load_of_a_cell_is_that_of_the_rounds_that_count(arguments, worst, lost):
-    """Of four rounds, two of them disturbed: they are measured again, or kept and told."""
-    shares = iter([0.05, 0.3, 0.2, 0.08] + [0.01] * 30)
-    watch = type("Watch", (), {"seconds": 2.0, "start": lambda self: None, "foreign": lambda self: next(shares)})()
+    """Of four rounds, two of them disturbed: they are measured again, or kept and reported."""
+    watch = watch_of(iter([0.05, 0.3, 0.2, 0.08] + [0.01] * 30))
     cell = work.Cell("greedy", "tiny", (work.Entrant("annotated"),), batch=1, seconds=1e9)
-    found = program.run_cell(cell, group_of(lambda *_: 1.0), watch, program.parse(arguments))
-    assert found["foreign"]["worst"] == worst and found["lost_rounds"] == lost and len(found["entrants"][0]["seconds"]) == 9
+    result = program.run_cell(cell, group_of(lambda *_: 1.0), watch, program.parse(arguments))
+    assert result["foreign"]["worst"] == worst and result["lost_rounds"] == lost
+    assert len(result["entrants"][0]["seconds"]) == 9
 
 
-# -- workers --------------------------------------------------------------------------------------------------------
+# -- workers ---------------------------------------------------------------------------------------
 
 
 def test_a_worker_answers_and_survives_its_errors(fake):
@@ -464,23 +497,21 @@ def test_a_worker_answers_and_survives_its_errors(fake):
     assert fake.ask(do="hello")["pid"] == fake.process.pid
 
 
-def test_a_worker_that_dies_or_hangs_is_reported():
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    for request, match in (({"do": "die"}, "ended with status 7"), ({"do": "sleep"}, "no reply within 0.2 s")):
-        worker = Worker([sys.executable, "-c", FAKE], environment)
-        worker.ask(do="hello")
-        with pytest.raises(WorkerFailed, match=match):
-            worker.ask(timeout=0.2 if request["do"] == "sleep" else 20, **request)
-        worker.close()
-        assert worker.process.poll() is not None
+@pytest.mark.parametrize(("question", "message"), [
+    ({"do": "die"}, "ended with status 7"),
+    ({"do": "sleep", "timeout": 0.2}, "no reply within 0.2 s")])
+def test_a_worker_that_dies_or_hangs_is_reported(fake, question, message):
+    fake.ask(do="hello")
+    with pytest.raises(WorkerFailed, match=message):
+        fake.ask(**question)
+    fake.close()
+    assert fake.process.poll() is not None
 
 
 @pytest.mark.parametrize("load", [0.02, 0.3])
 def test_a_run_goes_on_without_a_system_that_fails(tmp_path, monkeypatch, capsys, load):
-    """The whole program with made-up workers: one works, one cannot be built, one dies at its second visit; marked if under load."""
+    """One worker works, one cannot be built, one dies at its second visit; marked if under load."""
     code = """
-import os, sys
-from benchmarks.protocol import serve
 name, count = sys.argv[1], [0]
 def handle(request):
     if request["do"] == "rates":
@@ -490,27 +521,29 @@ def handle(request):
         return {"parameters": 1, "versions": {"torch": "2"}}
     count[0] += 1
     if name == "torch" and count[0] == 2: os._exit(1)
-    return {"seconds": 0.5 if name == "torch" else 0.25, "tokens": 100, **({"peak": 5} if request["first"] else {})}
-serve(handle, sys.stdin, sys.stdout)
+    reply = {"seconds": 0.5 if name == "torch" else 0.25, "tokens": 100}
+    return reply | ({"peak": 5} if request["first"] else {})
 """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(program.Watch, "foreign", lambda self: load)
     monkeypatch.setattr(program.report, "draw", lambda *_: [])
-    monkeypatch.setattr(program.Group, "start", staticmethod(lambda system, options: Worker(
-        [sys.executable, "-c", code, system], {**os.environ, "PYTHONPATH": str(ROOT)})))
-    arguments = ["--only", "train, base", "--systems", "annotated,torch,marian", "--effort", "0.05", "--threads", "1", "--busy-anyway"]
+    monkeypatch.setattr(program.Group, "start", staticmethod(lambda system, _: start(code, system)))
+    arguments = ["--only", "train, base", "--systems", "annotated,torch,marian", "--effort", "0.05",
+                 "--threads", "1", "--busy-anyway"]
     assert program.main(arguments) == 0
     results = json.loads((tmp_path / "_build/bench/part.json").read_text())
-    assert results["load"]["before"] == load and results["disturbed"] is (load > 0.1) and len(results["rates"]) == 1
-    cells = results["cells"]
-    rows = {entry["name"]: entry for entry in cells[0]["entrants"]}
-    assert rows["annotated fp32"]["tokens"] == 100 and len(rows["annotated fp32"]["seconds"]) >= 3 and rows["annotated fp32"]["peak"] == 5
-    assert rows["marian fp32"]["failed"] == "ImportError: no such package"
-    assert "ended with status 1" in rows["torch fp32"]["failed"]
+    assert results["load"]["before"] == load and results["disturbed"] is (load > 0.1)
+    assert len(results["rates"]) == 1
+    rows = {entrant["system"]: entrant for entrant in results["cells"][0]["entrants"]
+            if entrant["precision"] == "fp32"}
+    assert (rows["annotated"]["tokens"], rows["annotated"]["peak"]) == (100, 5)
+    assert len(rows["annotated"]["seconds"]) >= 3
+    assert rows["marian"]["failed"] == "ImportError: no such package"
+    assert "ended with status 1" in rows["torch"]["failed"]
     assert "| annotated fp32 | 1 | 400 | 1.00" in capsys.readouterr().out
 
 
-# -- the work -------------------------------------------------------------------------------------------------------
+# -- the work --------------------------------------------------------------------------------------
 
 
 def test_sentences_have_the_lengths_with_their_ends():
@@ -521,7 +554,7 @@ def test_sentences_have_the_lengths_with_their_ends():
 
 def test_flops_are_those_of_torchs_counter():
     size = work.Size(N=2, d_model=32, d_ff=64, h=4, vocab_size=100)
-    model = Transformer(TransformerConfig(100, N=2, d_model=32, d_ff=64, h=4, dropout=0.0)).train()
+    model = random_model(100, N=2, d_model=32, d_ff=64, h=4)
     source, target = torch.randint(4, 100, (3, 7)), torch.randint(4, 100, (3, 5))
     with FlopCounterMode(display=False) as counter:
         logits = model(source, target)
@@ -532,30 +565,28 @@ def test_flops_are_those_of_torchs_counter():
 
 
 def test_decoding_counts_a_token_at_a_time():
-    """Without rates that matter: the operations are those of the encoder, the memory's keys and values, and each step."""
+    """The operations are those of the encoder, the memory's keys and values, and each step."""
     size, rates = work.Size(2, 32, 64, 4, 100), {"fp32": 1e9, "bandwidth": 1e30}
     flops, _, seconds = work.decoding_floor(size, 3, 1, rates, "fp32", source=7, written=5)
-    model = Transformer(TransformerConfig(100, N=2, d_model=32, d_ff=64, h=4, dropout=0.0))
-    layers, d = model.decoder.layers, 32
-    own = sum(layer.self_attention.W_Q.weight.numel() * 4 + layer.cross_attention.W_Q.weight.numel() * 2
-              + layer.feed_forward.W_1.weight.numel() * 2 for layer in layers) + model.embedding.weight.numel()
-    matrices = sum(p.numel() for p in model.encoder.parameters() if p.dim() == 2)
-    encoder = 7 * matrices + 2 * 2 * 7 * 7 * d
-    memory = 7 * sum(layer.cross_attention.W_K.weight.numel() * 2 for layer in layers)
+    d, d_ff, vocab_size = 32, 64, 100
+    own = 2 * (4 * d * d + 2 * d * d + 2 * d * d_ff) + d * vocab_size  # of a token that is written
+    matrices = 2 * (4 * d * d + 2 * d * d_ff)
+    encoder, memory = 7 * matrices + 2 * 2 * 7 * 7 * d, 7 * 2 * (2 * d * d)
     attention = sum(2 * 2 * d * (t + 7) for t in range(1, 6))
     assert flops == 3 * 2 * (encoder + memory + 5 * own + attention)
     assert seconds == pytest.approx(flops / 1e9)
-    _, moved, seconds = work.decoding_floor(size, 1, 1, {"bf16": 1e30, "bandwidth": 1.0}, "bf16", source=7, written=1)
+    _, moved, seconds = work.decoding_floor(size, 1, 1, {"bf16": 1e30, "bandwidth": 1.0}, "bf16",
+                                            source=7, written=1)
     assert moved == seconds == 2 * (matrices + memory // 7 + own) + 2 * 2 * 32 * 2 * (1 + 7)
 
 
 def test_sizes_are_the_models_own():
-    size = work.SIZES["base"]
-    matrices = sum(p.numel() for p in Transformer(TransformerConfig.base()).parameters() if p.dim() == 2)
-    assert sum(size.weights) == matrices
+    with torch.device("meta"):
+        parameters = Transformer(TransformerConfig.base()).parameters()
+    assert sum(BASE.weights) == sum(weight.numel() for weight in parameters if weight.dim() == 2)
 
 
-# -- the systems ----------------------------------------------------------------------------------------------------
+# -- the systems -----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -568,10 +599,12 @@ def small(monkeypatch):
 
 @pytest.mark.parametrize("system", ["annotated", "torch", "marian"])
 def test_systems_learn_and_write_as_many_tokens_as_asked(system, small):
-    """Those whose packages the tests have anyway: a loss that falls, the same dropout places, 40 tokens without an end."""
-    bench = Bench(system)
+    """Those whose packages the tests have: the loss falls, 40 tokens are written without an end."""
+    torch.manual_seed(0)
+    bench = worker.Bench(system)
     facts = bench.handle({"do": "build", "size": "tiny"})
-    assert facts["parameters"] == sum(p.numel() for p in bench.system.model.parameters() if p.requires_grad)
+    trained = [weight for weight in bench.system.model.parameters() if weight.requires_grad]
+    assert facts["parameters"] == sum(weight.numel() for weight in trained)
     visit = {"precision": "fp32", "setting": [1, 1]}
     reply = bench.handle({"do": "visit", **visit, "kind": "train", "tokens": 128, "first": True})
     assert reply["tokens"] == 128 and torch.get_num_threads() == 1
@@ -587,13 +620,14 @@ def test_systems_learn_and_write_as_many_tokens_as_asked(system, small):
         return
     bench.handle({"do": "build", "size": "tiny", "precision": "fp32"})
     for beam in (1, 4):
-        reply = bench.handle({"do": "visit", **visit, "kind": "write", "beam": beam, "batch": 2, "first": True})
+        reply = bench.handle({"do": "visit", **visit, "kind": "write", "beam": beam, "batch": 2,
+                              "first": True})
         assert reply["tokens"] == 80 and reply["end"] - reply["start"] == reply["seconds"] > 0
 
 
 @pytest.mark.parametrize("system", ["annotated", "torch", "marian"])
 def test_compiled_systems_learn_the_same(system, small, monkeypatch, unenforced):
-    """A backend that does nothing but keep the graphs: each step runs through them, and the losses are those without."""
+    """Through a backend that only keeps the graphs: all steps, with the losses of the plain one."""
     graphs, calls = [], []
 
     def backend(graph, _):
@@ -601,39 +635,38 @@ def test_compiled_systems_learn_the_same(system, small, monkeypatch, unenforced)
         return lambda *arguments: calls.append(graph) or graph.forward(*arguments)
 
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
-    monkeypatch.setattr(torch.nn.Module, "compile", lambda self: setattr(self, "_compiled_call_impl", torch.compile(self._call_impl)))
-    bench = Bench(system)
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self:
+                        setattr(self, "_compiled_call_impl", torch.compile(self._call_impl)))
+    bench = worker.Bench(system)
     bench.size = "tiny"
     batch, losses = bench._batches(1, 128)[0], {}
     for name in (system, f"{system}, compiled"):
-        one = make(name, "tiny")
+        trainer = make(name, "tiny")
         assert not graphs, "the plain one was compiled"
         torch.manual_seed(1)
-        losses[name] = [one.train_step(batch, "fp32") for _ in range(3)]
+        losses[name] = [trainer.train_step(batch, "fp32") for _ in range(3)]
     assert len(calls) >= 3, "not every step went through what was compiled"
     assert len(set(losses[system])) == 3 and losses[system] == pytest.approx(losses[name], rel=1e-5)
 
 
-def test_several_workers_share_a_batch_and_are_timed_from_the_first_start_to_the_last_end(monkeypatch):
+def test_several_workers_share_a_batch_timed_from_the_first_start_to_the_last_end(monkeypatch):
     """Two made-up workers: 17 and 16 of 33 sentences; one begins at 1 s, the other ends at 5 s."""
     code = """
-import os, sys
-from benchmarks.protocol import serve
 number = int(sys.argv[1])
 def handle(request):
     if request["do"] == "build":
         return {"parameters": 1, "versions": {}}
     assert request["setting"] == [1, 1], request
-    return {"seconds": 3.0, "start": 1.0 + number, "end": 4.0 + number, "tokens": 40 * request["batch"]}
-serve(handle, sys.stdin, sys.stdout)
+    times = {"seconds": 3.0, "start": 1.0 + number, "end": 4.0 + number}
+    return times | {"tokens": 40 * request["batch"]}
 """
     numbers = itertools.count()
-    monkeypatch.setattr(program.Group, "start", staticmethod(lambda system, options: Worker(
-        [sys.executable, "-c", code, str(next(numbers))], {**os.environ, "PYTHONPATH": str(ROOT)})))
+    monkeypatch.setattr(program.Group, "start", lambda *_: start(code, str(next(numbers))))
     cell = work.Cell("greedy", "tiny", (work.Entrant("annotated"),), batch=33)
     group = program.Group([cell], program.parse([]), {})
     try:
         request = program.request_of(cell, cell.entrants[0], work.TOKENS)
-        assert group.visit(("annotated", "fp32"), True, request, (2, 1)) == {"seconds": 4.0, "tokens": 40 * 33}
+        reply = group.visit(("annotated", "fp32"), True, request, (2, 1))
+        assert reply == {"seconds": 4.0, "tokens": 40 * 33}
     finally:
         group.close()

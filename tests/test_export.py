@@ -5,17 +5,13 @@ import os
 import re
 from pathlib import Path
 
-import pytest
 from helpers import run_python
 
 from notebooks import PACKAGE, ROOT, export, module_of, modules, page_tests, pages
 
-PAGES = pages()
 NOT_EXPORTED = {"__init__.py", "__main__.py"}  # written by hand
-
-
-MODULES = {path: module for path in PAGES if (module := module_of(path))}
-FILES = modules()
+MODULES = {path: module for path in pages() if (module := module_of(path))}
+SOURCES = {module: path.read_text(encoding="utf-8") for module, path in modules().items()}
 
 
 def test_package_is_what_the_notebooks_export(tmp_path):
@@ -28,16 +24,15 @@ def test_package_is_what_the_notebooks_export(tmp_path):
                  for file in PACKAGE.rglob("*.py") if file.name not in NOT_EXPORTED}
     assert sorted(exported) == sorted(committed), "modules and notebooks differ"
     for name, source in committed.items():
-        made = header.sub(rb"\1\2", exported[name])
-        assert made == header.sub(rb"\1\2", source), f"{name}: run `make sync` or `make export`"
+        fresh_source = header.sub(rb"\1\2", exported[name])
+        assert fresh_source == header.sub(rb"\1\2", source), f"{name}: run `make export`"
 
 
 def public():
     """(module, node) of each public function and class."""
     for name in MODULES.values():
-        for node in ast.parse(FILES[name].read_text()).body:
-            plain = isinstance(node, (ast.FunctionDef, ast.ClassDef))
-            if plain and not node.name.startswith("_"):
+        for node in ast.parse(SOURCES[name]).body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
                 yield name, node
 
 
@@ -58,34 +53,28 @@ SPEED = ("is_autocast_enabled", "is_compiling", "get_num_threads", "device.type"
 
 def code_lines(node, source):
     """Lines of code of a node or a module, without docstrings, comments and blank lines."""
-    told = (part.body[0] for part in ast.walk(node)
-            if isinstance(part, (ast.Module, ast.ClassDef, ast.FunctionDef))
-            and ast.get_docstring(part) is not None)
-    documents = {line for text in told for line in range(text.lineno, text.end_lineno + 1)}
-    first, last = getattr(node, "lineno", 1), getattr(node, "end_lineno", len(source))
-    lines = [(number, source[number - 1].strip()) for number in range(first, last + 1)]
-    return sum(bool(line) and not line.startswith("#") and number not in documents
-               for number, line in lines)
+    document = (part.body[0] for part in ast.walk(node)
+                if isinstance(part, ast.Module | ast.ClassDef | ast.FunctionDef)
+                and ast.get_docstring(part) is not None)
+    documents = {line for text in document for line in range(text.lineno, text.end_lineno + 1)}
+    lines = source.split("\n")
+    first, last = getattr(node, "lineno", 1), getattr(node, "end_lineno", len(lines))
+    return sum(bool(line := lines[number - 1].strip()) and not line.startswith("#")
+               for number in range(first, last + 1) if number not in documents)
 
 
-@pytest.fixture(scope="module")
-def sources():
-    return {name: FILES[name].read_text() for name in MODULES.values()}
-
-
-def test_modules_are_small(sources):
-    sizes = {name: code_lines(ast.parse(source), source.split("\n"))
-             for name, source in sources.items()}
+def test_modules_are_small():
+    sizes = {name: code_lines(ast.parse(source), source) for name, source in SOURCES.items()}
     assert sum(sizes[name] for name in MODEL) <= 334 and sizes["training.loop"] <= 260
     assert {name for name, size in sizes.items() if size > 420} <= {"data.toy_language"}
     attention = next(node for _, node in public() if node.name == "MultiHeadAttention")
-    assert code_lines(attention, sources["model.multi_head"].split("\n")) <= 30
+    assert code_lines(attention, SOURCES["model.multi_head"]) <= 30
 
 
-def test_the_model_knows_nothing_of_speed(sources):
+def test_the_model_knows_nothing_of_speed():
     for name in MODEL:
-        assert [word for word in SPEED if word in sources[name]] == [], name
-    nodes = [node for name in MODEL for node in ast.walk(ast.parse(sources[name]))]
+        assert [word for word in SPEED if word in SOURCES[name]] == [], name
+    nodes = [node for name in MODEL for node in ast.walk(ast.parse(SOURCES[name]))]
     assert sum(isinstance(node, ast.Raise) for node in nodes) <= 14
 
 
@@ -101,5 +90,5 @@ def test_the_folder_above_a_clone_does_not_hide_the_package(tmp_path):
     (tmp_path / "annotated" / "notebooks").mkdir(parents=True)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     program = "import annotated.files; print(annotated.files.CHECKOUT)"
-    found = run_python(program, cwd=tmp_path, env=environment)
-    assert Path(found.strip(), "pyproject.toml").is_file()
+    checkout = run_python(program, cwd=tmp_path, env=environment)
+    assert Path(checkout.strip(), "pyproject.toml").is_file()

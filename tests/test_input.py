@@ -40,6 +40,12 @@ def run(*words):
     main(list(map(str, words)))
 
 
+def written(folder, lines):
+    """The options that name the model of a folder and a file with these lines."""
+    (folder / "in.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return ["--model", folder / "model", "--input", folder / "in.txt"]
+
+
 @pytest.fixture
 def own(tmp_path):
     return write_corpus(tmp_path / "own")
@@ -73,19 +79,19 @@ def test_pairs_with_a_blank_side_are_not_learnt_and_told(tmp_path, capsys):
 
 
 def test_an_average_is_of_as_many_as_asked_for_or_refused(own, tmp_path, capsys):
-    many = ["--save-every", "1", "--steps", "8", "--checkpoints", tmp_path / "run"]
-    new = [own, "--out", tmp_path / "new", *SMALL, *many]
-    said = refused("train", [*new, "--average", "9"], capsys)
-    assert "--average 9: 8 steps with --save-every 1 make 8 checkpoints" in said
+    saving = ["--save-every", "1", "--steps", "8", "--checkpoints", tmp_path / "run"]
+    new = [own, "--out", tmp_path / "new", *SMALL, *saving]
+    message = refused("train", [*new, "--average", "9"], capsys)
+    assert "--average 9: 8 steps with --save-every 1 make 8 checkpoints" in message
     assert not (tmp_path / "run").exists()
     run("train", *new, "--average", "7")  # --keep-last is 5
     assert len(load_checkpoint(tmp_path / "new").info["averaged"]) == 7
     assert len(run_checkpoints(tmp_path / "run")) == 7
     for count in (1, 8):
-        out = [own, "--out", tmp_path / f"m{count}", *SMALL, *many[:-1], tmp_path / f"run{count}"]
+        out = [own, "--out", tmp_path / f"m{count}", *SMALL, *saving[:-1], tmp_path / f"run{count}"]
         run("train", *out, "--average", count)
         assert len(load_checkpoint(tmp_path / f"m{count}").info["averaged"]) == count
-    assert "--average needs" not in said and "need checkpoints" in refused(
+    assert "--average needs" not in message and "need checkpoints" in refused(
         "train", [own, "--out", tmp_path / "none", *SMALL, "--average", "2"], capsys)
 
 
@@ -99,9 +105,9 @@ def test_the_size_of_a_vocabulary_is_honoured_or_refused(own, tmp_path, capsys):
         saved = load_checkpoint(tmp_path / f"bpe{size}")
         assert len(saved.tokenizer) == saved.model.config.vocab_size == size
     for kind, size, least in (("bpe", 100, 260), ("wordpiece", 300, 516)):
-        said = refused("train", [own, "--out", tmp_path / "no", *SMALL, "--tokenizer", kind,
-                                 "--vocab-size", size], capsys)
-        assert f"vocab_size is {size}, expected {least} or more: {kind} needs every byte" in said
+        message = refused("train", [own, "--out", tmp_path / "no", *SMALL, "--tokenizer", kind,
+                                    "--vocab-size", size], capsys)
+        assert f"vocab_size is {size}, expected {least} or more: {kind} needs every byte" in message
     prepare_corpus(write_corpus(tmp_path / "more", TEXTS * 3), tmp_path / "p", 280)
     new = [tmp_path / "p", "--out", tmp_path / "model", *SMALL[2:]]
     assert "was prepared with a vocabulary of 280; leave it out" in refused(
@@ -116,8 +122,8 @@ def test_a_test_split_is_not_needed_to_train_but_to_score(own, tmp_path, capsys,
     run("train", ".", "--out", tmp_path / "model", *SMALL)
     assert load_checkpoint(tmp_path / "model").info["corpus"] == "own"
     for split in ("test", "novel"):
-        said = refused("score", [tmp_path / "model", ".", split, tmp_path / "results"], capsys)
-        assert f"has no split {split}: it has train, valid" in said
+        message = refused("score", [tmp_path / "model", ".", split, tmp_path / "results"], capsys)
+        assert f"has no split {split}: it has train, valid" in message
     assert not (tmp_path / "results" / "test.json").exists()
 
 
@@ -131,16 +137,16 @@ def test_a_parser_that_is_there_is_not_taken_for_another(tmp_path, capsys):
 
     small = ("--N 1 --d-model 16 --d-ff 16 --h 2 --save-every 2 --copies 1 --beam 1 --extra 5 "
              "--average 1").split()
-    one, other = (treebank(tmp_path / side / "mine", label)
-                  for side, label in (("one", "NP"), ("other", "DP")))
+    first, other = (treebank(tmp_path / side / "mine", label)
+                    for side, label in (("one", "NP"), ("other", "DP")))
     out = ["--out", tmp_path / "parser", *small]
-    run("parse", one, *out, "--steps", "2")
-    run("parse", one, *out, "--steps", "2")
-    run("parse", one, "--out", tmp_path / "parser", "--beam", "1", "--extra", "5")  # as it is
+    run("parse", first, *out, "--steps", "2")
+    run("parse", first, *out, "--steps", "2")
+    run("parse", first, "--out", tmp_path / "parser", "--beam", "1", "--extra", "5")  # as it is
     assert "was trained with steps 2, not 4: give another --out" in refused(
-        "parse", [one, *out, "--steps", "4"], capsys)
-    assert "trained with copies 1, not 3" in refused(
-        "parse", [one, *out, "--steps", "2", "--copies", "3"], capsys)
+        "parse", [first, *out, "--steps", "4"], capsys)
+    assert "trained with copies 1, not 3" in refused("parse", [first, *out, "--steps", "2",
+                                                               "--copies", "3"], capsys)
     assert "holds no parser of this treebank mine" in refused(
         "parse", [other, *out, "--steps", "2"], capsys)
 
@@ -162,17 +168,17 @@ def test_unknown_is_learnt_where_words_occur_once():
     assert tokenizer.for_training(twice) == twice
 
 
-@pytest.mark.parametrize("text, told", [
+@pytest.mark.parametrize("text, words", [
     ("the zebra sees a dog .\na zebra , a quagga .\nthe dog sleeps .\n", "zebra, ,, quagga"),
     ("the dog sleeps .\n", None), ("\n \n", None), ("The dog sleeps .\n", "The"),
     ("12 dogs\n", "12, dogs"), ("v w x y z é\n", "v, w, x, y, z …"), ("犬 .\n", "犬"),
 ])
-def test_unknown_words_are_told_once(text, told, model, monkeypatch, capsys):
+def test_unknown_words_are_reported_once(text, words, model, monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
     run("translate", "--model", model)
-    said = [line for line in capsys.readouterr().err.splitlines() if "<unk>" in line]
-    line = f"Words that the vocabulary lacks are read as <unk>: {told}"
-    assert said == ([line] if told else [])
+    messages = [line for line in capsys.readouterr().err.splitlines() if "<unk>" in line]
+    line = f"Words that the vocabulary lacks are read as <unk>: {words}"
+    assert messages == ([line] if words else [])
 
 
 def test_a_check_of_an_export_counts_the_ids(tmp_path, monkeypatch, capsys):
@@ -183,9 +189,9 @@ def test_a_check_of_an_export_counts_the_ids(tmp_path, monkeypatch, capsys):
     (tmp_path / "in.txt").write_text("don't stop the dog .\nthe dog .\n", encoding="utf-8")
     status = main(["export", str(tmp_path / "m"), "--out", str(tmp_path / "hf"), "--check",
                    str(tmp_path / "in.txt")])
-    found = json.loads(capsys.readouterr().out)
-    alike = found["same ids of the source"] == found["sentences"] == 2
-    assert found["passed"] == alike == (status == 0)
+    report = json.loads(capsys.readouterr().out)
+    alike = report["same ids of the source"] == report["sentences"] == 2
+    assert report["passed"] == alike == (status == 0)
 
 
 # --- languages
@@ -208,8 +214,8 @@ def test_a_language_is_scored_by_its_own_rules(language, lines, tokenize):
     assert bleu_report(lines, lines, language, bootstrap=0)["sacrebleu"].score > 99.99
 
 
-@pytest.mark.parametrize("language, package", [
-    ("ja", "MeCab"), ("ja-JP", "MeCab"), ("ja_Jpan_JP", "MeCab"), ("ko", "mecab_ko"), ("ko-KR", "mecab_ko")])
+@pytest.mark.parametrize("language, package", [("ja", "MeCab"), ("ja-JP", "MeCab"), (
+    "ja_Jpan_JP", "MeCab"), ("ko", "mecab_ko"), ("ko-KR", "mecab_ko")])
 def test_a_package_that_a_language_needs_is_named_before_decoding(
         language, package, own, tmp_path, monkeypatch, capsys):
     if find_spec(package):
@@ -297,11 +303,10 @@ def test_a_line_beyond_the_learned_positions_is_named_before_decoding(
         number, count, model, tmp_path, monkeypatch, capsys):
     lines = ["the dog " * 29 + "."] * count  # 59 words and the end: as long as can be
     lines[number - 1] = "the dog " * (29 + number) + "."
-    (tmp_path / "in.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    saved = load_checkpoint(model)
+    arguments, saved = written(tmp_path, lines), load_checkpoint(model)
     monkeypatch.setattr(search, "beam_search", None)
     message = f"sentence {number} has {60 + 2 * number} tokens, and the learned positions end at 60"
-    assert message in refused("translate", ["--model", model, "--input", tmp_path / "in.txt"], capsys)
+    assert message in refused("translate", arguments, capsys)
     with pytest.raises(ValueError, match=message):
         translate(lines, saved.model, WORDS)
 
@@ -337,58 +342,57 @@ for kind in (torch.int64, torch.float32, torch.uint8, torch.float16):
 
 def test_a_mask_that_is_not_boolean_is_named_plain_and_fused():
     """In a process without the checks of types that tests have: PyTorch would add the numbers."""
-    told = run_python(MASKS).splitlines()
-    assert told == [f"mask is torch.{kind}: give bools, True where a query may attend"
-                    for kind in ("int64", "float32", "uint8", "float16") for _ in range(2)]
+    messages = run_python(MASKS).splitlines()
+    assert messages == [f"mask is torch.{kind}: give bools, True where a query may attend"
+                        for kind in ("int64", "float32", "uint8", "float16") for _ in range(2)]
 
 
 # --- translating as a tool
 
 def test_n_best_is_the_beam_s_with_its_scores(model, tmp_path, capsysbinary):
     lines = ["the dog sees a cat .", "", "a cat ."]
-    (tmp_path / "in.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    run("translate", "--model", model, "--input", tmp_path / "in.txt", "--beam", "4", "--alpha",
-        "0.8", "--n-best", "3")
+    run("translate", *written(tmp_path, lines), *"--beam 4 --alpha 0.8 --n-best 3".split())
     rows = [json.loads(line) for line in capsysbinary.readouterr().out.decode().splitlines()]
     assert [row["source"] for row in rows] == lines and rows[1]["hypotheses"] == []
     saved = load_checkpoint(model)
     for row in (rows[0], rows[2]):
         ids = torch.tensor([[*WORDS.encode(row["source"], "en"), END]])
-        (found,) = beam_search(saved.model, ids, 4, 0.8, n_best=3)
-        assert [one["tokens"] for one in row["hypotheses"]] == [WORDS.pieces(i) for i, _ in found]
-        assert [one["text"] for one in row["hypotheses"]] == [WORDS.decode(i) for i, _ in found]
-        # 64 roundings to 24 bits of numbers up to 100
-        assert [one["score"] for one in row["hypotheses"]] == pytest.approx(
-            [score for _, score in found], abs=4e-4)
+        (expected,) = beam_search(saved.model, ids, 4, 0.8, n_best=3)
+        for hypothesis, (output, score) in zip(row["hypotheses"], expected, strict=True):
+            assert hypothesis["tokens"] == WORDS.pieces(output)
+            assert hypothesis["text"] == WORDS.decode(output)
+            # 64 roundings to 24 bits of numbers up to 100
+            assert hypothesis["score"] == pytest.approx(score, abs=4e-4)
     again = search.load(model).translate_n_best(lines, 3, beam=4, alpha=0.8)
-    assert [[one["text"] for one in hypotheses] for hypotheses in again] == [
-        [one["text"] for one in row["hypotheses"]] for row in rows]
+    assert [[hypothesis["text"] for hypothesis in hypotheses] for hypotheses in again] == [
+        [hypothesis["text"] for hypothesis in row["hypotheses"]] for row in rows]
 
 
-def test_n_best_refuses_what_it_cannot_give(model, tmp_path, capsys):
-    (tmp_path / "in.txt").write_text("a cat .\n", encoding="utf-8")
-    given = ["--model", model, "--input", tmp_path / "in.txt", "--n-best", "3"]
-    assert "n_best=3 is invalid: give at least 1 and at most beam=2" in refused(
-        "translate", [*given, "--beam", "2"], capsys)
-    assert "--n-best needs --engine torch" in refused(
-        "translate", [*given, "--beam", "4", "--engine", "ctranslate2"], capsys)
-    assert "--n-best 0: give a number above 0" in refused(
-        "translate", [*given[:-1], "0"], capsys)
+@pytest.mark.parametrize(("arguments", "message"), [
+    ("--n-best 3 --beam 2", "n_best=3 is invalid: give at least 1 and at most beam=2"),
+    ("--n-best 3 --beam 4 --engine ctranslate2", "--n-best needs --engine torch"),
+    ("--n-best 0", "--n-best 0: give a number above 0")])
+def test_n_best_refuses_what_it_cannot_give(arguments, message, model, tmp_path, capsys):
+    assert message in refused(
+        "translate", [*written(tmp_path, ["a cat ."]), *arguments.split()], capsys)
 
 
-def test_lines_are_written_block_by_block_in_their_order(model, tmp_path, monkeypatch, capsysbinary):
-    lines = [f"{'a cat sees the dog . ' * (n % 3)}" for n in range(25)]
-    (tmp_path / "in.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    run("translate", "--model", model, "--input", tmp_path / "in.txt")
-    whole, blocks = capsysbinary.readouterr().out, []
+def test_lines_are_written_block_by_block_in_their_order(model, tmp_path, monkeypatch,
+                                                         capsysbinary):
+    arguments = written(tmp_path, ["a cat sees the dog . " * (n % 3) for n in range(25)])
+    run("translate", *arguments)
+    whole, blocks, translate_all = capsysbinary.readouterr().out, [], search.translate
+
+    def counted(block, *rest, **options):
+        blocks.append(len(block))
+        return translate_all(block, *rest, **options)
+
     monkeypatch.setattr(cli, "_BLOCK", 4)
-    translate_all = search.translate
-    monkeypatch.setattr(search, "translate",
-                        lambda some, *a, **k: blocks.append(len(some)) or translate_all(some, *a, **k))
-    run("translate", "--model", model, "--input", tmp_path / "in.txt")
+    monkeypatch.setattr(search, "translate", counted)
+    run("translate", *arguments)
     assert capsysbinary.readouterr().out == whole and whole.count(b"\n") == 25
     assert blocks == [4] * 6 + [1]
-    run("translate", "--model", model, "--input", tmp_path / "in.txt", "--output", tmp_path / "out")
+    run("translate", *arguments, "--output", tmp_path / "out")
     assert (tmp_path / "out").read_bytes() == whole
 
 

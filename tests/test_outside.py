@@ -46,7 +46,9 @@ pytestmark = pytest.mark.usefixtures(one_thread.__name__)
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
-    """The parts are in the registries while a test of this file runs, and not in those of others."""
+    """The parts are in the registries while a test of this file runs, and not in those of
+    others.
+    """
     for registry, added in zip(REGISTRIES, ADDED, strict=True):
         for name, part in added.items():
             monkeypatch.setitem(registry, name, part)
@@ -225,8 +227,8 @@ def test_a_loss_of_ones_own_is_trained_with_and_validated_without_its_weights():
 
 def test_a_decoding_rule_of_ones_own_is_the_loop_over_whole_prefixes():
     model, extra = built("transformer", seed=3).double(), 4
-    found = parts.generate_without_repeating(model, SOURCE, extra)
-    for ids, output in zip(SOURCE, found, strict=True):
+    outputs = parts.generate_without_repeating(model, SOURCE, extra)
+    for ids, output in zip(SOURCE, outputs, strict=True):
         tokens = [*output, END][: (ids != PAD).sum() + extra]
         for n, token in enumerate(tokens):
             with torch.no_grad():
@@ -235,7 +237,7 @@ def test_a_decoding_rule_of_ones_own_is_the_loop_over_whole_prefixes():
             assert logits.argmax() == token
         assert len(set(output)) == len(output)
     assert any(len(set(ids)) < len(ids) for ids in greedy_decode(model, SOURCE, extra))
-    assert parts.generate_without_repeating(prepare(model), SOURCE, extra) == found
+    assert parts.generate_without_repeating(prepare(model), SOURCE, extra) == outputs
 
 
 def test_a_chart_of_ones_own_has_a_table_and_is_saved(tmp_path):

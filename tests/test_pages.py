@@ -51,12 +51,12 @@ def test_a_changed_digit_a_removed_output_and_an_exception_are_found_and_named(t
         write_page(folder / f"{name}.ipynb", *page)
     command = [sys.executable, "-c", RUN, *sorted(map(str, folder.glob("*.ipynb")))]
     done = subprocess.run(command, cwd=ROOT / "tools", capture_output=True, text=True, timeout=300)
-    told = json.loads(done.stdout.strip().split("\n")[-1])
-    found = {name.removesuffix(".ipynb"): what for name, what in told.items()}
+    outcomes = json.loads(done.stdout.strip().split("\n")[-1])
+    by_page = {name.removesuffix(".ipynb"): what for name, what in outcomes.items()}
     differ = ("02_digit", "03_removed", "05_chart", "06_silent")
     wrong = dict.fromkeys(differ, "differs in cell 1")
-    assert found == dict.fromkeys(pages, "equal") | wrong | {"04_raises": "failed in cell 1"}
-    for name, what in found.items():
+    assert by_page == dict.fromkeys(pages, "equal") | wrong | {"04_raises": "failed in cell 1"}
+    for name, what in by_page.items():
         assert re.search(rf"^  {name}\.ipynb .* of 8   {what}$", done.stdout, re.M), done.stdout
     assert "0.3323" in done.stdout and "ZeroDivisionError" in done.stdout, "not shown"
 

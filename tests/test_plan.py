@@ -1,11 +1,10 @@
 """The plan of the house: what each package may import, and how many names it promises."""
 
 import ast
-import sys
 
 import pytest
 
-from notebooks import PACKAGE, module_of, modules, pages
+from notebooks import PACKAGE, modules
 
 # From above to below; each may import those before it. The charts know none of the others, and
 # only the views of a sentence import the charts.
@@ -19,23 +18,19 @@ def package(module):
 
 
 def imported(source):
-    """Modules of `annotated` that code imports, but for what only programs and checkers do."""
-    found, tree = set(), ast.parse(source)
-    for node in ast.walk(tree):
-        skipped = ("__name__ == '__main__'", "TYPE_CHECKING")
-        if isinstance(node, ast.If) and ast.unparse(node.test) in skipped:
-            node.body = []
-    for node in ast.walk(tree):
+    """Modules of `annotated` that code imports."""
+    others = set()
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom):
             assert not node.level, f"`{ast.unparse(node)}`: imports are absolute"
             if package(node.module) == "annotated":
                 within = node.module.removeprefix("annotated").removeprefix(".")
                 names = {f"{within}.{name.name}".lstrip(".") for name in node.names}
-                found |= {within} & FILES.keys() or names
+                others |= {within} & FILES.keys() or names
         elif isinstance(node, ast.Import):
             names = {name.name for name in node.names if name.name.startswith("annotated.")}
-            found |= {name.removeprefix("annotated.") for name in names}
-    return found
+            others |= {name.removeprefix("annotated.") for name in names}
+    return others
 
 
 SOURCES = {module: path.read_text(encoding="utf-8") for module, path in FILES.items()}
@@ -63,19 +58,6 @@ def test_what_is_imported_is_there():
     assert set().union(*ARROWS.values()) <= FILES.keys() | {package(module) for module in FILES}
 
 
-def test_the_model_needs_torch_and_the_names_of_shapes_alone():
-    allowed = {"annotated", "torch", "jaxtyping", *sys.stdlib_module_names}
-    for module in (module for module in FILES if package(module) == "model"):
-        for node in ast.walk(ast.parse(SOURCES[module])):
-            names = [node.module] if isinstance(node, ast.ImportFrom) else []
-            names += [name.name for name in node.names] if isinstance(node, ast.Import) else []
-            assert {package(name) for name in names} <= allowed, module
-
-
-def test_each_module_comes_from_a_page():
-    assert sorted(FILES) == sorted(module for path in pages() if (module := module_of(path)))
-
-
 def test_the_package_promises_few_names():
     listed = [ast.literal_eval(node.value)
               for source in SOURCES.values() for node in ast.parse(source).body
@@ -86,7 +68,7 @@ def test_the_package_promises_few_names():
 def test_each_package_says_what_its_modules_are_and_loads_nothing():
     for folder in {path.parent for path in FILES.values()} - {PACKAGE}:
         tree = ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))
-        told = ast.get_docstring(tree)
-        assert all(f"`{path.stem}`" in told for path in folder.glob("[!_]*.py")), folder.name
+        document = ast.get_docstring(tree)
+        assert all(f"`{path.stem}`" in document for path in folder.glob("[!_]*.py")), folder.name
         loads = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
         assert {ast.unparse(node) for node in loads} <= {"from annotated import lazy"}

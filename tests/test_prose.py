@@ -41,23 +41,23 @@ def shown(cell, code=True):
     lines = cell.source.split("\n")
     parts = [line for line in lines if code or line.lstrip().startswith("assert ")]
     for output in cell.outputs:
-        told = {"text": output.get("text", ""), **output.get("data", {})}
-        parts += [text for kind, text in told.items() if kind.startswith("text")]
+        texts = {"text": output.get("text", ""), **output.get("data", {})}
+        parts += [text for kind, text in texts.items() if kind.startswith("text")]
     return re.sub(r"data:[^\"']*", "", "\n".join(parts))
 
 
 def numbers(text):
     """All numbers of a text; in code thousands may be set apart by `_`."""
-    found = PRINTED.findall(re.sub(r"(?<=\d)_(?=\d{3})", "", text))
-    return {float(number.replace(",", "")) for number in found}
+    matches = PRINTED.findall(re.sub(r"(?<=\d)_(?=\d{3})", "", text))
+    return {float(number.replace(",", "")) for number in matches}
 
 
 def stands(number, values, after=""):
     """Whether a number is one of the values, rounded as it is; `after` it per cent and millions."""
     scales = (1, 100) if SHARE.match(after) else (1, 1e-6) if after.startswith(" million") else (1,)
     half = 0.5 * 10.0 ** -len(number.partition(".")[2]) + 1e-9
-    told = float(number.replace(",", ""))
-    return any(abs(scale * value - told) <= half for value in values for scale in scales)
+    figure = float(number.replace(",", ""))
+    return any(abs(scale * value - figure) <= half for value in values for scale in scales)
 
 
 def sections(cells):
@@ -72,7 +72,7 @@ def sections(cells):
 
 def unfounded(notebook, page=""):
     """Numbers above twelve, or with a point, that the prose names and its section does not show."""
-    everywhere, found = [cell for cell in notebook.cells if cell.cell_type == "code"], []
+    everywhere, messages = [cell for cell in notebook.cells if cell.cell_type == "code"], []
     for group in sections(notebook.cells):
         here, head = [cell for cell in group if cell.cell_type == "code"], group[0].source
         if not here or head.startswith(("## Summary", "## Exercises")):  # of the whole page
@@ -88,8 +88,8 @@ def unfounded(notebook, page=""):
                 counts = not whole or float(match[0].replace(",", "")) > 12
                 if counts and not stands(match[0], values, text[match.end():]):
                     around = text[max(0, match.start() - 50):match.end() + 30]
-                    found.append(f"{match[0]}: …{' '.join(around.split())}…")
-    return found
+                    messages.append(f"{match[0]}: …{' '.join(around.split())}…")
+    return messages
 
 
 @pytest.mark.parametrize("path", pages(sorted(MEASURING)), ids=lambda path: path.stem)

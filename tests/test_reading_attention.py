@@ -31,9 +31,9 @@ def recorded():
 
 def hits(sentences, weights):
     """Share of German tokens with a gold link whose heaviest English token is a gold one."""
-    found = [(int(w[t, :len(s.source_tokens)].argmax()), t) in s.alignment
-             for s, w in zip(sentences, weights, strict=True) for t in {t for _, t in s.alignment}]
-    return sum(found) / len(found)
+    matches = [(int(w[t, :len(s.source_tokens)].argmax()), t) in s.alignment for s, w
+               in zip(sentences, weights, strict=True) for t in {t for _, t in s.alignment}]
+    return sum(matches) / len(matches)
 
 
 def diagonal(s):

@@ -16,14 +16,14 @@ from notebooks import modules, pages
 
 
 def test_every_page_has_a_row_and_knows_its_sections_module_and_tests():
-    found = [site_reference.Page(path) for path in pages()]
-    assert {page.module for page in found if page.module} == set(modules())
-    sections = {page.path.name[:2]: page.sections for page in found}
+    described = [site_reference.Page(path) for path in pages()]
+    assert {page.module for page in described if page.module} == set(modules())
+    sections = {page.path.name[:2]: page.sections for page in described}
     assert sections["02"] == ["3.2.2", "3.2.3"] and sections["18"] == ["6.1"]
-    assert found[18].tests.name == "test_search.py"
-    assert all(page.sections for page in found[1:20])
-    rows = site_reference.sections_page(found).split("\n")
-    for page in found:
+    assert described[18].tests.name == "test_search.py"
+    assert all(page.sections for page in described[1:20])
+    rows = site_reference.sections_page(described).split("\n")
+    for page in described:
         own = [row for row in rows if f"]({page.path.name})" in row]
         assert any(not page.module or f"annotated.{page.module}]" in row for row in own)
 

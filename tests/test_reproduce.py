@@ -17,7 +17,7 @@ def test_the_trees_that_parse_writes_have_the_score_that_it_says(tmp_path, capsy
     trees = [None if line == "(TOP)" else parse_tree(line) for line in lines]
     score = bracket_f1(trees, gold)
     facts = json.loads((tmp_path / "scores.json").read_text(encoding="utf-8"))
-    found = {name: (row["f1"], row["well_formed"]) for name, row in facts["scores"].items()}
-    assert found["beam 2"] == (score.f1, score.well_formed) != found["constrained"]
+    scores = {name: (row["f1"], row["well_formed"]) for name, row in facts["scores"].items()}
+    assert scores["beam 2"] == (score.f1, score.well_formed) != scores["constrained"]
     assert facts["command"].startswith("annotated parse toy --out ")
     assert f"F1 {score.f1:6.2f}" in capsys.readouterr().out

@@ -1,23 +1,21 @@
-"""Results name their revision, and README, results/README.md and the cards say of them what they hold."""
+"""Results name their revision, and README, results/README.md and the cards say of them what they
+hold.
+"""
 
 import json
 import re
 import subprocess
-import sys
 from dataclasses import asdict
 from types import SimpleNamespace
 
+import keep
 import pytest
 from helpers import ROOT
 
+import results
 from annotated import results as written
 from annotated.results import counting_seconds, made_at, provenance, read_json, read_json_lines
 from annotated.training.checkpoints import load_checkpoint
-
-sys.path[:0] = ["experiments", "tools"]
-import keep  # noqa: E402
-
-import results  # noqa: E402
 
 FILES = results.files()
 
@@ -32,14 +30,16 @@ def test_provenance_names_the_commit():
     if head.returncode:
         pytest.skip("not a git checkout")
     facts = provenance()
-    assert facts["revision"] == head.stdout.strip() and made_at(facts) == f"made at {facts['revision'][:7]}"
+    assert facts["revision"] == head.stdout.strip()
+    assert made_at(facts) == f"made at {facts['revision'][:7]}"
 
 
 def test_the_table_says_at_which_revision_its_figures_were_made():
     text = (ROOT / "results" / "README.md").read_text(encoding="utf-8")
     assert results.marked(text) == text, "run `make results`: it brings `made at` up to date"
     linked = {name for row in text.splitlines() for name in results.LINK.findall(row)}
-    assert linked >= {"toy.json", "table3_multi30k.jsonl", "parsing_gum.json", "multi30k_record.jsonl", "bench"}
+    assert linked >= {"toy.json", "table3_multi30k.jsonl", "parsing_gum.json",
+                      "multi30k_record.jsonl", "bench"}
 
 
 def test_kept_models_are_small_can_be_loaded_and_have_a_card():
@@ -49,13 +49,13 @@ def test_kept_models_are_small_can_be_loaded_and_have_a_card():
     assert max(sizes) <= keep.MOST and sum(sizes) <= keep.MOST_TOGETHER
     for folder in folders:
         saved, card = load_checkpoint(folder), (folder / "README.md").read_text(encoding="utf-8")
-        _, result, told = keep.MODELS[folder.name]
+        _, result, figures = keep.MODELS[folder.name]
         facts = keep.measured(ROOT / "results" / result)
         assert saved.info["log"] == facts["log"]
         assert saved.info["training"] == facts["training"]
         assert asdict(saved.model.config) == facts["model"]
         sizes = f"{facts['parameters']:,} parameters", f"{facts['log'][-1]['step']:,} updates"
-        assert all(words in card for words in (*sizes, *told.values(), f"../../{result}"))
+        assert all(words in card for words in (*sizes, *figures.values(), f"../../{result}"))
 
 
 def test_the_table_has_the_toy_scores_of_the_file():

@@ -2,23 +2,20 @@
 
 import json
 import re
-import sys
 from collections import Counter
 from dataclasses import replace
 
 import pytest
+import since_the_paper as since
 from helpers import ROOT
-
-sys.path.insert(0, str(ROOT / "experiments"))
-import since_the_paper as since  # noqa: E402
 
 
 def test_a_run_goes_on_where_it_was_ended_and_makes_nothing_twice(tmp_path, monkeypatch):
     trained, train_on, left = [], since.train_on, [3]
 
-    def counted(*given, **more):
-        trained.append(given[3].seed)
-        return train_on(*given, **more) if len(trained) <= left[0] else 1 / 0  # it is ended
+    def counted(*arguments, **more):
+        trained.append(arguments[3].seed)
+        return train_on(*arguments, **more) if len(trained) <= left[0] else 1 / 0  # it is ended
 
     def start(steps=1):
         trained.clear()
@@ -41,8 +38,8 @@ def test_results_hold_three_seeds_of_every_variant_as_the_page_builds_it():
     facts = json.loads((ROOT / "results" / "since_the_paper.json").read_text(encoding="utf-8"))
     space = {"__name__": "page"}
     exec(since.page_code(), space)
-    made = Counter((run["variant"], run["seed"]) for run in facts["runs"])
-    assert made == {(name, seed): 1 for name in space["VARIANTS"] for seed in range(3)}
+    counted = Counter((run["variant"], run["seed"]) for run in facts["runs"])
+    assert counted == {(name, seed): 1 for name in space["VARIANTS"] for seed in range(3)}
     assert facts["training"]["steps"] == since.TRAINING.steps
     counts = [run["parameters"] for run in facts["runs"]]
     assert max(counts) / min(counts) < 1.006, "not at equal parameters"

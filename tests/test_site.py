@@ -15,6 +15,7 @@ from browsing import ROOT, SITE, SIZE, draw, go, need, new_tab, open_page
 from notebooks import modules
 
 AXE = ROOT / "_build" / "axe" / "node_modules" / "axe-core" / "axe.min.js"
+CHECKS = ROOT / "tests" / "site_checks.js"
 PAGES = sorted(str(path.relative_to(SITE)) for path in SITE.rglob("*.html")
                if "_static" not in path.parts) or ["index.html"]
 CHARTS = [name for name in PAGES
@@ -22,75 +23,6 @@ CHARTS = [name for name in PAGES
 
 every_page = pytest.mark.parametrize("name", PAGES)
 pages_with_charts = pytest.mark.parametrize("name", CHARTS)  # which skips where there are none
-
-UNFOLD = """() => document.querySelectorAll('details:not(.listing)').forEach(
-  details => { details.open = true })"""
-# What scrolls, and no key reaches it. The page's scripts mark such boxes when it is loaded, resized
-# or changed. This asks what they did when it was loaded; axe looks when the test has changed the
-# page, which they may have answered.
-UNREACHED = """() => {
-  const scrolls = box => {
-    const style = getComputedStyle(box), rolls = overflow => ['auto', 'scroll'].includes(overflow);
-    return box.scrollWidth - box.clientWidth > 13 && rolls(style.overflowX)
-      || box.scrollHeight - box.clientHeight > 13 && rolls(style.overflowY);
-  };
-  const keys = 'a[href], button, input, select, textarea, summary, [tabindex="0"]';
-  return [...document.querySelectorAll('body *')].filter(
-    box => box.tabIndex < 0 && scrolls(box) && !box.querySelector(keys)
-  ).map(box => box.outerHTML.slice(0, 200));
-}"""
-# What is wider than its column, by more than rounding.
-WIDE = """() => [...document.querySelectorAll(
-    '.cell_input pre, .cell_output pre, .pst-scrollable-table-container, div.math')]
-  .filter(box => box.scrollWidth > box.clientWidth + 1).map(box => box.innerText.slice(0, 100))"""
-# What is cut off: wider than a box around it that does not scroll, or than the window, and in no
-# box that scrolls.
-CUT = """() => [...document.querySelectorAll(
-    'article :is(pre, table, img, svg, mjx-container, figure)')].filter(box => {
-  const right = box.getBoundingClientRect().right;
-  for (let around = box.parentElement; around; around = around.parentElement) {
-    const overflow = getComputedStyle(around).overflowX;
-    if (['auto', 'scroll'].includes(overflow)) return false;
-    if (['hidden', 'clip'].includes(overflow) && right > around.getBoundingClientRect().right + 1)
-      return true;
-  }
-  return right > innerWidth + 1;
-}).map(box => box.outerHTML.slice(0, 150))"""
-# While axe looks, what repeats itself is thinned out, which saves minutes: of the many spans of
-# highlighted code one of each class stays, of a table's rows that hold nothing but text one of each
-# look, and of the formulas the first two. Copies are thinned, and stand in for what comes back.
-THIN = """() => {
-  const formulas = [...document.querySelectorAll('mjx-container')].slice(2);
-  const repeated = [...document.querySelectorAll('.highlight pre, tbody'),
-                    ...formulas.filter(own => !own.closest('tbody'))];
-  window.thinned = repeated.map(own => [own, own.cloneNode(own.localName !== 'mjx-container')]);
-  const spans = new Set();
-  for (const [own, copy] of thinned) {
-    for (const span of own.localName === 'pre' ? copy.querySelectorAll('span') : []) {
-      if (spans.has(span.className)) span.replaceWith(...span.childNodes);
-      spans.add(span.className);
-    }
-    const looks = new Set();
-    [...copy.rows ?? []].forEach((row, i) => {
-      const parts = [row, ...row.cells].map(
-        part => [part.localName, part.className, part.style.cssText]);
-      const look = JSON.stringify([i % 2, ...parts]);
-      if (looks.has(look) && [...row.cells].every(cell => !cell.childElementCount)) row.remove();
-      looks.add(look);
-    });
-    own.replaceWith(copy);
-  }
-}"""
-RESTORE = "() => thinned.forEach(([own, copy]) => copy.replaceWith(own))"
-# What fades or moves arrives at once, so that colours are looked at as they stay.
-FINISH = "() => document.getAnimations().forEach(animation => animation.finish())"
-# A chart says which theme it is drawn for when it stands; asked again, once it is drawn anew.
-ASK_CHARTS = """() => document.querySelectorAll('figure.chart').forEach(
-  figure => { delete figure.dataset.theme })"""
-DRAWN = """theme => [...document.querySelectorAll('figure.chart')].every(
-  figure => figure.dataset.theme === theme)"""
-HANDLERS = """() => [...document.querySelectorAll('*')].flatMap(
-  element => element.getAttributeNames().filter(name => name.startsWith('on')))"""
 
 
 @pytest.fixture(scope="module")
@@ -127,43 +59,37 @@ NAVIGATION = ".bd-sidebar-primary"  # the same on every page, but for the one th
 WHOLE = ("index.html", "02_multi_head.html", "api/attention.html")  # where axe looks at it too
 
 
-def look(page, *rules, beside=()):
-    """What axe finds, in words; with `rules`, by these only; what is in `beside` is left out."""
-    options = {"resultTypes": ["violations"], **({"runOnly": rules} if rules else {})}
-    run = "([beside, options]) => axe.run({ exclude: beside }, options)"
-    return [f"{rule['id']}: {rule['help']}; {len(rule['nodes'])} places, such as "
-            f"{rule['nodes'][0]['html'][:200]}"
-            for rule in page.evaluate(run, [[*beside], options])["violations"]]
-
-
 def examine(page, beside):
-    found = {"outside": page.outside, "mistakes": page.mistakes}
-    found["handlers"] = page.evaluate(HANDLERS)
-    page.evaluate(UNFOLD)
-    page.evaluate(FINISH)  # what is unfolded fades in
-    found["wide"] = page.evaluate(WIDE)
-    found["cut"] = page.evaluate(CUT)
+    """All that is wrong with a page: {what: places}; `beside`: what axe is not to look at."""
+    def check(name, argument=None):
+        return page.evaluate(f"argument => checks.{name}(argument)", argument)
+
+    def wait_for_charts(theme):
+        page.wait_for_function("theme => checks.drawn(theme)", arg=theme)
+        check("finish")  # the theme fades, sidebars slide
+
+    page.evaluate(CHECKS.read_text() + "; 0")
+    places = {"outside": page.outside, "mistakes": page.mistakes, "handlers": check("handlers")}
+    check("unfold")
+    check("finish")  # what is unfolded fades in
+    places |= {name: check(name) for name in ("wide", "cut", "unreached")}
     page.evaluate(AXE.read_text() + "; 0")
-    found["unreached"] = page.evaluate(UNREACHED)
-    page.evaluate(THIN)
-    found["violations"] = look(page, beside=beside)
+    check("thin")
+    places["violations"] = check("axe", [[*beside], []])
     page.emulate_media(color_scheme="dark")
     page.wait_for_function("() => document.documentElement.dataset.theme === 'dark'")
-    page.wait_for_function(DRAWN, arg="dark")
-    page.evaluate(FINISH)  # the theme fades
-    found["violations"] += look(page, "color-contrast", beside=beside)
-    page.evaluate(RESTORE)
-    page.evaluate(ASK_CHARTS)
+    wait_for_charts("dark")
+    places["violations"] += check("axe", [[*beside], ["color-contrast"]])
+    check("restore")
+    check("askCharts")
     # the page's own listeners come first
     page.evaluate("() => addEventListener('resize', () => { window.narrow = innerWidth == 320 })")
     page.set_viewport_size({"width": 320, "height": 800})
     page.wait_for_function("() => window.narrow")
-    page.wait_for_function(DRAWN, arg="dark")
-    page.evaluate(FINISH)  # the sidebars slide
-    found["cut"] += page.evaluate(CUT)
-    width = "() => Math.max(document.documentElement.scrollWidth, document.body.scrollWidth)"
-    found["scrolls sideways"] = page.evaluate(width) > 320
-    return found
+    wait_for_charts("dark")
+    places["cut"] += check("cut")
+    places["scrolls sideways"] = check("sideways")
+    return places
 
 
 @every_page
@@ -213,6 +139,7 @@ def drawing(figure):
     return figure.query_selector(".chart-live svg").inner_html()
 
 
+VALUE = "control => [control.value, control.checked].join()"
 CHANGED = "([figure, before]) => figure.querySelector('.chart-live svg').innerHTML !== before"
 
 
@@ -222,13 +149,12 @@ def test_every_control_changes_the_drawing_by_keyboard(show, name):
     for figure in page.query_selector_all("figure.chart"):
         draw(page, figure)
         for control in figure.query_selector_all(".chart-controls :is(select, input)"):
-            before, kind = drawing(figure), control.get_attribute("type")
-            keys = {"range": ("ArrowRight", "ArrowLeft"), "checkbox": ("Space", "Space")}
+            before, value = drawing(figure), control.evaluate(VALUE)
+            keys = {"range": ("ArrowRight", "ArrowLeft"), "checkbox": ("Space",)}
+            kind = control.get_attribute("type")
             for key in keys.get(kind, ("ArrowDown", "ArrowUp")):  # in vain if it stands at its end
-                control.press(key)
-                page.wait_for_timeout(50)
-                if drawing(figure) != before:
-                    break
+                if control.evaluate(VALUE) == value:
+                    control.press(key)
             page.wait_for_function(CHANGED, arg=[figure, before])
             assert control.evaluate("e => e.labels[0]?.innerText.trim()"), "no label"
     assert page.mistakes == []
@@ -305,6 +231,6 @@ def test_search_finds_the_page_about_a_word(site, browser, address, scheme):
     root = address if scheme == "http" else site.as_uri() + "/"
     page = open_page(browser, root, "search.html?q=softmax")
     page.wait_for_selector("#search-results li a")
-    found = [link.get_attribute("href") for link in page.query_selector_all("#search-results li a")]
-    assert any("04_embeddings.html" in link for link in found)
+    links = [link.get_attribute("href") for link in page.query_selector_all("#search-results li a")]
+    assert any("04_embeddings.html" in link for link in links)
     page.close()

@@ -1,14 +1,11 @@
-"""Page 27: each fault is the one that it is called, and the long run trained what the page shows."""
+"""Page 27: each fault is what its name says, and the long run trained what the page shows."""
 
 import json
-import sys
 
 import pytest
+import symptoms
 import torch
 from helpers import ROOT, random_model
-
-sys.path.insert(0, str(ROOT / "experiments"))
-import symptoms  # noqa: E402
 
 from annotated.data.batches import Batch
 from annotated.model.transformer import Transformer
@@ -19,21 +16,22 @@ PAIRS = [([5, 6, 7], [8, 9]), ([6], [9, 8, 7])]
 
 @pytest.fixture(scope="module")
 def space():
-    found = {"__name__": "page"}
-    exec(symptoms.page_code(symptoms.PAGE), found)
-    return found
+    names = {"__name__": "page"}
+    exec(symptoms.page_code(symptoms.PAGE), names)
+    return names
 
 
 def test_the_sound_recipe_is_the_library_s(space):
     model, batch = random_model(12, seed=0), Batch.collate(PAIRS)
     logits, right = space["Recipe"]().logits(model, batch)
-    assert torch.equal(logits, model(batch.source, batch.target_in)) and torch.equal(right, batch.target_out)
+    assert torch.equal(logits, model(batch.source, batch.target_in))
+    assert torch.equal(right, batch.target_out)
     assert space["Recipe"]().loss(logits, right) == LabelSmoothingLoss(0.1)(logits, right)
     assert space["Recipe"]().build is Transformer
 
 
 def test_faults_are_what_they_are_called(space):
-    """The weights of a key sum to 1, a hidden key is looked at, padding adds to the loss, 0 · ln 0 is no number."""
+    """A key's weights sum to 1, hidden keys are seen, padding adds to the loss, 0 · ln 0 is NaN."""
     torch.manual_seed(0)
     q, mask = torch.randn(1, 4, 8), torch.tensor([[True, True, False, False]])
     assert torch.allclose(space["OverQueries"]()(q, q, q)[1].sum(dim=-2), torch.ones(1, 4))
@@ -41,25 +39,28 @@ def test_faults_are_what_they_are_called(space):
     assert (weights[..., :2] == 0).all() and torch.allclose(weights.sum(dim=-1), torch.ones(1, 4))
     logits, target = torch.randn(1, 3, 12), torch.tensor([[5, 6, 0]])
     assert space["counts_padding"](logits, target) != space["smoothed"](logits, target)
-    assert space["counts_padding"](logits[:, :2], target[:, :2]) == pytest.approx(space["smoothed"](logits[:, :2], target[:, :2]).item())
+    assert space["counts_padding"](logits[:, :2], target[:, :2]) == pytest.approx(
+        space["smoothed"](logits[:, :2], target[:, :2]).item())
     assert space["log_of_zero"](logits, target).isnan()
-    assert space["FAULTS"]["missing shift"].feed(1, 2) == 2 and space["FAULTS"]["none"].feed(1, 2) == 1
+    assert space["FAULTS"]["missing shift"].feed(1, 2) == 2
+    assert space["FAULTS"]["none"].feed(1, 2) == 1
 
 
 def test_a_run_says_what_its_author_would_see(space, monkeypatch):
     monkeypatch.setattr(symptoms, "MAX_TOKENS", 64)
-    corpus = [("the dog", "der Hund")] * 4
+    monkeypatch.setattr(symptoms, "translate", lambda sources, model, *_:
+                        [] if model.training else ["der Hund"] * len(sources))
 
-    class Words:
-        def __len__(self):
-            return 12
+    def run(recipe, steps):
+        data = PAIRS * 8, range(12), [("the dog", "der Hund")] * 4  # of the tokenizer its length
+        return symptoms.run(recipe, space["train"], *data, steps)
 
-    monkeypatch.setattr(symptoms, "translate", lambda sources, model, *_: ["der Hund" for _ in sources] if not model.training else [])
-    found = symptoms.run(space["Recipe"](), space["train"], PAIRS * 8, Words(), corpus, symptoms.EVERY * 2)
-    assert [step for step, _ in found["curve"]] == [symptoms.EVERY, 2 * symptoms.EVERY]
-    assert found["curve"][1][1] < found["curve"][0][1] and found["outputs"] == {"the dog": "der Hund"}
-    bad = symptoms.run(space["FAULTS"]["log of zero"], space["train"], PAIRS * 8, Words(), corpus, symptoms.EVERY)
-    assert bad["curve"] == [[symptoms.EVERY, None]]
+    result = run(space["Recipe"](), 2 * symptoms.EVERY)
+    (first, first_loss), (second, second_loss) = result["curve"]
+    assert (first, second) == (symptoms.EVERY, 2 * symptoms.EVERY) and second_loss < first_loss
+    assert result["outputs"] == {"the dog": "der Hund"}
+    curve = run(space["FAULTS"]["log of zero"], symptoms.EVERY)["curve"]
+    assert curve == [[symptoms.EVERY, None]]
 
 
 def test_results_hold_every_fault_of_the_page(space):
@@ -68,4 +69,5 @@ def test_results_hold_every_fault_of_the_page(space):
     assert facts["training"].startswith(f"{symptoms.STEPS} updates of {symptoms.MAX_TOKENS} tokens")
     sources = {source for source, _ in facts["examples"]}
     for run in facts["faults"].values():
-        assert len(run["curve"]) == symptoms.STEPS // symptoms.EVERY and run["outputs"].keys() == sources
+        assert len(run["curve"]) == symptoms.STEPS // symptoms.EVERY
+        assert run["outputs"].keys() == sources

@@ -1,13 +1,9 @@
 """How the book's model is made: its data, its precision, and that nothing is left behind."""
 
-import sys
-
 import pytest
 import torch
-from helpers import ROOT, TEXTS, state
-
-sys.path.insert(0, str(ROOT / "experiments"))
 import toy
+from helpers import TEXTS, one_thread, state
 from safetensors.torch import load_file
 
 from annotated.data.corpora import Corpus, load_corpus
@@ -30,10 +26,11 @@ def tiny_book(monkeypatch):
     monkeypatch.setitem(loop.PRESETS, "toy", (config, QUICK))
     monkeypatch.setattr(toy, "load_corpus", lambda name: TOY)
     monkeypatch.setattr(loop, "train",
-                        lambda *given: runs.append(torch.get_num_threads()) or real(*given))
+                        lambda *arguments: runs.append(torch.get_num_threads()) or real(*arguments))
     return runs
 
 
+@pytest.mark.usefixtures(one_thread.__name__)  # for the second training; it restores the number
 def test_the_books_model_is_trained_and_saved_in_half_precision(tiny_book, tmp_path):
     torch.set_num_threads(2)  # not the number that it trains with
     toy.train_book_model(tmp_path / "book", False)
@@ -51,10 +48,10 @@ def test_the_books_model_is_trained_and_saved_in_half_precision(tiny_book, tmp_p
 @pytest.mark.long
 def test_the_books_model_trained_anew_translates_as_well(tmp_path):
     toy.train_book_model(tmp_path / "book", False)
-    anew, scores = load_checkpoint(tmp_path / "book"), []
-    anew.model.float()
+    retrained, scores = load_checkpoint(tmp_path / "book"), []
+    retrained.model.float()
     sources, references = zip(*load_corpus("toy").test, strict=True)
-    for saved in (book_model(), anew):
+    for saved in (book_model(), retrained):
         outputs = translate(sources, saved.model, saved.tokenizer)
         scores.append(sum(map(str.__eq__, outputs, references)) / len(references))
     assert abs(scores[0] - scores[1]) <= 0.05 and min(scores) >= 0.9, scores

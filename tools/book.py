@@ -1,10 +1,11 @@
-"""`make book`: translate three sentences, render the stored pages, then execute every page with nbval and say what came out.
+"""`make book`: translate three sentences, render the stored pages, then execute every page with
+nbval and say what came out.
 
     python tools/book.py            every page, and the site
     python tools/book.py 05 06      execute these pages alone
 
-A page is "equal" if each of its cells gives what is stored, "differs" in a cell that gives something else, or "failed" in one that
-raises. The exit status is 1 unless all are equal.
+A page is "equal" if each of its cells gives what is stored, "differs" in a cell that gives
+something else, or "failed" in one that raises. The exit status is 1 unless all are equal.
 """
 
 import sys
@@ -24,15 +25,20 @@ PROCESSES = ("-n", "logical", "--maxprocesses=4", "--dist=loadfile")  # pages si
 
 
 class Pages:
-    """A plugin of pytest that prints a line for each page in place of a dot for each cell; `outcomes` holds what pages came to."""
+    """A plugin of pytest that prints a line for each page in place of a dot for each cell.
+
+    `outcomes` holds what pages came to.
+    """
 
     def __init__(self, total):
-        self.total, self.left, self.seconds, self.first, self.outcomes = total, Counter(), Counter(), {}, {}
+        self.total, self.first, self.outcomes = total, {}, {}
+        self.left, self.seconds = Counter(), Counter()
 
     def pytest_collection_finish(self, session):
         self.left = Counter(item.path.name for item in session.items)
 
-    def pytest_xdist_node_collection_finished(self, ids):  # the pages are executed by other processes
+    # the pages are executed by other processes
+    def pytest_xdist_node_collection_finished(self, ids):
         self.left = self.left or Counter(map(page_of, ids))
 
     def pytest_report_teststatus(self, report):
@@ -47,7 +53,8 @@ class Pages:
         self.left[page] -= report.when == "teardown"
         if not self.left[page]:
             self.outcomes[page] = self.first.get(page, "equal")
-            print(f"  {page:32s} {self.seconds[page]:5.0f} s   {len(self.outcomes)} of {self.total}   {self.outcomes[page]}", flush=True)
+            print(f"  {page:32s} {self.seconds[page]:5.0f} s   {len(self.outcomes)} of "
+                  f"{self.total}   {self.outcomes[page]}", flush=True)
 
 
 def page_of(nodeid):
@@ -56,9 +63,13 @@ def page_of(nodeid):
 
 
 def execute(chosen, processes=PROCESSES):
-    """Execute pages with nbval and print what came out; returns {file name: "equal", or what is wrong} of those that were executed."""
+    """Execute pages with nbval and print what came out.
+
+    Returns {file name: "equal", or what is wrong} of those that were executed.
+    """
     seen = Pages(len(chosen))
-    quiet = ["-q", "--no-header", "-o", "console_output_style=classic", "-p", "no:cacheprovider", "-p", "no:warnings"]
+    quiet = ["-q", "--no-header", "-o", "console_output_style=classic", "-p", "no:cacheprovider",
+             "-p", "no:warnings"]
     pytest.main(["--nbval", *quiet, *processes, *map(str, chosen)], plugins=[seen])
     return seen.outcomes
 
@@ -67,15 +78,18 @@ def main():
     begin, chosen, whole = time.time(), pages(sys.argv[1:]), not sys.argv[1:]
     if whole:
         ledger.read(pages())  # a claim that nothing checks is better found now than at the end
-        print("[book 1/3] the book's model translates three sentences that it never saw:", flush=True)
+        print("[book 1/3] the book's model translates three sentences that it never saw:",
+              flush=True)
         sentences, saved = [source for source, _ in load_corpus("toy").test[:3]], book_model()
-        for source, output in zip(sentences, translate(sentences, saved.model, saved.tokenizer), strict=True):
+        for source, output in zip(sentences, translate(sentences, saved.model, saved.tokenizer),
+                                  strict=True):
             print(f"  {source}\n    -> {output}")
         print(f"[book 2/3] the pages as they are stored: {site_build.build()}", flush=True)
     print(f"[book 3/3] executing {len(chosen)} pages: does each give what it shows?", flush=True)
     outcomes = execute(chosen)
     wrong = [path.name for path in chosen if outcomes.get(path.name) != "equal"]
-    print(f"[book] {len(chosen) - len(wrong)} of {len(chosen)} pages equal, {time.time() - begin:.0f} s", flush=True)
+    print(f"[book] {len(chosen) - len(wrong)} of {len(chosen)} pages equal, "
+          f"{time.time() - begin:.0f} s", flush=True)
     for name in wrong:
         print(f"[book] {name}: {outcomes.get(name, 'not executed')}", flush=True)
     sys.exit(1 if wrong else 0)

@@ -1,9 +1,11 @@
-"""`make gpu-check`: ten minutes that say whether the GPUs here train and translate as they should, before a run costs money.
+"""`make gpu-check`: ten minutes that say whether the GPUs here train and translate as they should,
+before a run costs money.
 
     python tools/gpu_check.py [--device cpu] [--parts versions steps …] [--out FOLDER]
 
-Every part runs in a process of its own, so that one that dies takes no other with it. FOLDER gets report.json, to read or to send; the
-exit status is 1 if a part found a fault. With --device cpu a tiny model goes the same way as far as that goes.
+Every part runs in a process of its own, so that one that dies takes no other with it. FOLDER gets
+report.json, to read or to send; the exit status is 1 if a part found a fault. With --device cpu a
+tiny model goes the same way as far as that goes.
 """
 
 import argparse
@@ -35,31 +37,42 @@ from annotated.training.loop import TrainingConfig, train
 from annotated.translation.scores import training_flops
 from annotated.translation.search import translate
 
-PEAK = {"A100": 312e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12}  # dense bfloat16, operations a second
+# dense bfloat16, operations a second
+PEAK = {"A100": 312e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12}
 USUAL = 0.10  # of the peak: what plain code reaches at width 512
-LENGTH, VOCABULARY, EVERY = 28, 200, 10  # mean length of the made-up sentences, entries in them, updates a row of the log
+# mean length of the made-up sentences, entries in them, updates a row of the log
+LENGTH, VOCABULARY, EVERY = 28, 200, 10
 TINY = TransformerConfig(VOCABULARY + 4, N=1, d_model=32, d_ff=64, h=2)
-TIMES = {"versions": 60, "steps": 300, "compiled": 500, "resume": 240, "processes": 240, "decode": 120}  # seconds a part may take
+# seconds a part may take
+TIMES = {"versions": 60, "steps": 300, "compiled": 500, "resume": 240, "processes": 240,
+         "decode": 120}
 
 
 def updates(device, folder=None, dropout=0.0, **changes):
-    """Train 50 updates on made-up pairs (a sentence and its copy) by the code of `annotated train`; losses, speed, memory.
+    """Losses, speed and memory of 50 updates of `annotated train` on sentences and their copies.
 
-    The base model with the paper's batches on a GPU, a tiny one on processors; a small one where checkpoints are kept.
+    The base model with the paper's batches on a GPU, a tiny one on processors; a small one where
+    checkpoints are kept.
     """
     cuda = torch.device(device).type == "cuda"
     small = replace(TINY, N=3, d_model=256, d_ff=1024)
-    config, tokens, factor = (TINY, 1024, 1.0) if not cuda else (small, 4096, 1.0) if folder else (TransformerConfig.base(), 25_000, 0.1)
-    numbers = TrainingConfig(steps=50, warmup=100, validate_every=EVERY, save_every=EVERY, max_tokens=tokens, factor=factor)
-    numbers, count = replace(numbers, **changes), tokens if folder else 2 * tokens * numbers.steps // LENGTH
-    draw, weights, rows = random.Random(0), [1 / rank for rank in range(1, VOCABULARY + 1)], []  # uneven, which is soon learned
-    pairs = [(ids, ids) for _ in range(count)
-             if (ids := draw.choices(range(4, VOCABULARY + 4), weights, k=max(1, round(draw.gauss(LENGTH, 8)))))]
+    config, tokens, factor = ((TINY, 1024, 1.0) if not cuda else (small, 4096, 1.0) if folder
+                              else (TransformerConfig.base(), 25_000, 0.1))
+    options = {"validate_every": EVERY, "save_every": EVERY, "max_tokens": tokens, **changes}
+    training = TrainingConfig(steps=50, warmup=100, factor=factor, **options)
+    count = tokens if folder else 2 * tokens * training.steps // LENGTH
+    draw, rows = random.Random(0), []
+    weights = [1 / rank for rank in range(1, VOCABULARY + 1)]  # uneven, which is soon learned
+    lengths = [max(1, round(draw.gauss(LENGTH, 8))) for _ in range(count)]
+    sentences = (draw.choices(range(4, VOCABULARY + 4), weights, k=length) for length in lengths)
+    pairs = [(ids, ids) for ids in sentences]
     torch.manual_seed(0)
     model = prepare.prepared_transformer(replace(config, dropout=dropout)).to(device)
-    train(model, pairs, pairs[:64], numbers, False, folder, None, lambda row: rows.append((time.perf_counter(), row)), ChunkedLoss)
+    train(model, pairs, pairs[:64], training, False, folder, None,
+          lambda row: rows.append((time.perf_counter(), row)), ChunkedLoss)
     (first, start), (last, end) = rows[0], rows[-1]
-    memory = torch.cuda.max_memory_allocated(device) if cuda else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    memory = (torch.cuda.max_memory_allocated(device) if cuda
+              else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
     if cuda:
         torch.cuda.reset_peak_memory_stats(device)
     return {"losses": [row["valid_loss"] for _, row in rows], "memory": memory,
@@ -71,8 +84,9 @@ def updates(device, folder=None, dropout=0.0, **changes):
 def versions(device, folder):
     """What there is: programs, GPUs."""
     gpus = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
-    facts = {"Python": platform.python_version(), "PyTorch": torch.__version__, "built for CUDA": torch.version.cuda,
-             "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES"), "cores": os.cpu_count(),
+    facts = {"Python": platform.python_version(), "PyTorch": torch.__version__,
+             "built for CUDA": torch.version.cuda, "cores": os.cpu_count(),
+             "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES"),
              "GPUs": [torch.cuda.get_device_name(i) for i in gpus],
              "memory": [torch.cuda.get_device_properties(i).total_memory for i in gpus],
              "bfloat16": bool(gpus) and torch.cuda.is_bf16_supported(), "refused": None}
@@ -89,19 +103,22 @@ def steps(device, folder):
 
 
 def compiled(device, folder):
-    """The same by torch.compile, which on processors takes longer than all the rest: there it is not tried."""
+    """The same by torch.compile, on GPUs alone: on processors it takes longer than all the rest."""
     kinds = ("fp32", "bf16") if device == "cuda" else ()
-    return {f"{precision} compiled": updates(device, precision=precision, compile=True) for precision in kinds}
+    return {f"{precision} compiled": updates(device, precision=precision, compile=True)
+            for precision in kinds}
 
 
 def resume(device, folder):
-    """Two undisturbed runs, and one that is killed after its first checkpoint and started again: how far their weights lie apart."""
+    """How far apart the weights of two runs end, and those of one that is killed and resumed."""
     def start(name):
-        return subprocess.Popen([sys.executable, __file__, "--work", "run", "--device", device, "--out", f"{folder}/{name}"])
+        return subprocess.Popen([sys.executable, __file__, "--work", "run", "--device", device,
+                                 "--out", f"{folder}/{name}"])
 
     def weights(name):
         newest = run_checkpoints(Path(folder, name))[-1]
-        return newest.name, torch.cat([weight.flatten() for weight in load_checkpoint(newest).model.state_dict().values()])
+        state = load_checkpoint(newest).model.state_dict()
+        return newest.name, torch.cat([weight.flatten() for weight in state.values()])
 
     undisturbed = [start(name).wait() for name in ("one", "two")]
     third = start("killed")
@@ -110,7 +127,8 @@ def resume(device, folder):
     third.send_signal(signal.SIGKILL)
     statuses = [*undisturbed, third.wait(), start("killed").wait()]
     ends = {name: weights(name) for name in ("one", "two", "killed")}
-    apart = {name: (ends["one"][1] - ends[name][1]).abs().max().item() for name in ("two", "killed")}
+    apart = {name: (ends["one"][1] - ends[name][1]).abs().max().item()
+             for name in ("two", "killed")}
     return {"exit statuses": statuses, "last checkpoints": [name for name, _ in ends.values()],
             "apart, both undisturbed": apart["two"], "apart, killed and resumed": apart["killed"]}
 
@@ -124,9 +142,10 @@ def processes(device, folder):
     """The same updates by one process and by one for each GPU, started by torchrun."""
     most, facts = torch.cuda.device_count() if device == "cuda" else 2, {}
     for number in (1, most) if most > 1 else ():
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={number}", __file__,
-                   "--work", "together", "--device", device]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone",
+                   f"--nproc-per-node={number}", __file__, "--work", "together", "--device", device]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True,
+                              env=os.environ | {"OMP_NUM_THREADS": "1"})
         facts[str(number)] = json.loads(done.stdout.splitlines()[-1])
     return facts
 
@@ -135,25 +154,32 @@ def together(device, folder):
     """What each of the processes of torchrun does; rank 0 answers."""
     with process_group(device, timeout=120) as own:
         backend = torch.distributed.get_backend() if ranks()[1] > 1 else "none"
-        facts = updates(own, precision="bf16" if own.type == "cuda" else "fp32") | {"backend": backend}
-        return facts if ranks()[0] == 0 else None
+        facts = updates(own, precision="bf16" if own.type == "cuda" else "fp32")
+        return facts | {"backend": backend} if ranks()[0] == 0 else None
 
 
 def decode(device, folder):
     """The book's model translates 100 sentences on the device and, plainly, on the processor."""
     sentences, references = zip(*load_corpus("toy").test[:100], strict=True)
     saved, facts = book_model(), {}
-    there = book_model().model.to(device) if device == "cuda" else prepare.prepare(book_model().model)
+    there = (book_model().model.to(device) if device == "cuda"
+             else prepare.prepare(book_model().model))
     for beam in (1, 4):
-        here, ours = (translate(sentences, model, saved.tokenizer, beam=beam) for model in (saved.model, there))
-        facts[f"beam {beam}"] = {"as on the processor": sum(a == b for a, b in zip(ours, here, strict=True)),
-                                 "as the reference": sum(a == b for a, b in zip(ours, references, strict=True))}
+        here, ours = (translate(sentences, model, saved.tokenizer, beam=beam)
+                      for model in (saved.model, there))
+        facts[f"beam {beam}"] = {
+            "as on the processor": sum(a == b for a, b in zip(ours, here, strict=True)),
+            "as the reference": sum(a == b for a, b in zip(ours, references, strict=True))}
     return facts
 
 
 def share_of_peak(gpu, speed):
-    """The share of its peak that a GPU reaches at so many tokens of the base model a second; None for a GPU that is not listed."""
-    peak, tokens = next((peak for known, peak in PEAK.items() if known in gpu), None), TrainingConfig().max_tokens
+    """The share of its peak that a GPU reaches at so many tokens of the base model a second.
+
+    None for a GPU that is not listed.
+    """
+    peak = next((peak for known, peak in PEAK.items() if known in gpu), None)
+    tokens = TrainingConfig().max_tokens
     flops = training_flops(TransformerConfig.base(), tokens, tokens, 1, tokens / LENGTH) / tokens
     return None if peak is None else flops * speed / peak
 
@@ -162,46 +188,56 @@ def faults(part, facts, device, seen):
     """What is wrong with the facts of a part, sentences; seen: the facts of the parts before it."""
     if part == "versions":
         if facts["refused"]:
-            yield f"{facts['refused']}; PyTorch {facts['PyTorch']} is built for CUDA {facts['built for CUDA']}"
+            yield (f"{facts['refused']}; PyTorch {facts['PyTorch']} is built for CUDA "
+                   f"{facts['built for CUDA']}")
         elif device == "cuda" and not facts["bfloat16"]:
             yield "this GPU has no bfloat16: train with --precision fp32"
     if part in ("steps", "compiled"):
         gpus, memory = (seen.get("versions", {}).get(key) for key in ("GPUs", "memory"))
-        expected = {**facts, **(seen.get("steps") or {})}.get("fp32")
-        for kind, one in facts.items():
-            losses = one["losses"]
-            if not all(map(math.isfinite, losses)) or losses[-1] > losses[0] - 0.3:
-                yield f"{kind}: the loss does not fall, it goes from {losses[0]:.3f} to {losses[-1]:.3f}"
-            elif expected and abs(losses[-1] - expected["losses"][-1]) > 0.03 * expected["losses"][-1]:
-                yield f"{kind}: the loss ends at {losses[-1]:.3f}, in fp32 at {expected['losses'][-1]:.3f}"
-            share = share_of_peak(gpus[0], one["tokens per second"]) if gpus and "bf16" in kind else None
+        single = {**facts, **(seen.get("steps") or {})}.get("fp32")
+        for kind, run in facts.items():
+            losses, speed, used = run["losses"], run["tokens per second"], run["memory"]
+            first, last, expected = losses[0], losses[-1], single and single["losses"][-1]
+            if not all(map(math.isfinite, losses)) or last > first - 0.3:
+                yield f"{kind}: the loss does not fall, it goes from {first:.3f} to {last:.3f}"
+            elif single and abs(last - expected) > 0.03 * expected:
+                yield f"{kind}: the loss ends at {last:.3f}, in fp32 at {expected:.3f}"
+            share = share_of_peak(gpus[0], speed) if gpus and "bf16" in kind else None
             if share is not None and share < USUAL / 3:
-                yield f"{kind}: {share:.1%} of the peak of {gpus[0]}; plain code reaches {USUAL:.0%}: is another process on it?"
-            if memory and one["memory"] > 0.9 * memory[0]:
-                yield f"{kind}: {one['memory'] / 1e9:.0f} of {memory[0] / 1e9:.0f} GB in use: train with a larger --accumulate"
+                yield (f"{kind}: {share:.1%} of the peak of {gpus[0]}; plain code reaches "
+                       f"{USUAL:.0%}: is another process on it?")
+            if memory and used > 0.9 * memory[0]:
+                yield (f"{kind}: {used / 1e9:.0f} of {memory[0] / 1e9:.0f} GB in use: train with a "
+                       "larger --accumulate")
     if part == "resume":
-        if facts["exit statuses"] != [0, 0, -signal.SIGKILL, 0] or len(set(facts["last checkpoints"])) > 1:
-            yield f"the runs did not go as planned: exit statuses {facts['exit statuses']}, they ended at {facts['last checkpoints']}"
-        if not facts["apart, killed and resumed"] <= 10 * facts["apart, both undisturbed"]:
-            yield f"killed and resumed the weights lie {facts['apart, killed and resumed']:.1e} from those of an undisturbed run, " \
-                f"two undisturbed runs {facts['apart, both undisturbed']:.1e} from each other"
+        statuses, ends = facts["exit statuses"], facts["last checkpoints"]
+        usual, apart = facts["apart, both undisturbed"], facts["apart, killed and resumed"]
+        if statuses != [0, 0, -signal.SIGKILL, 0] or len(set(ends)) > 1:
+            yield f"the runs did not go as planned: exit statuses {statuses}, they ended at {ends}"
+        if not apart <= 10 * usual:
+            yield (f"killed and resumed the weights lie {apart:.1e} from those of an undisturbed "
+                   f"run, two undisturbed runs {usual:.1e} from each other")
     if part == "processes" and facts:
-        one, several = facts["1"], facts[max(facts, key=int)]
-        if several["backend"] != (wanted := "nccl" if device == "cuda" else "gloo"):
-            yield f"the processes speak through {several['backend']}, not {wanted}"
-        if not all(abs(a - b) <= 0.01 * a for a, b in zip(one["losses"], several["losses"], strict=True)):
-            yield f"one process reaches the losses {one['losses']}, {max(facts, key=int)} reach {several['losses']}"
+        alone, together = facts["1"], facts[most := max(facts, key=int)]
+        losses = alone["losses"], together["losses"]
+        backend = "nccl" if device == "cuda" else "gloo"
+        if together["backend"] != backend:
+            yield f"the processes speak through {together['backend']}, not {backend}"
+        if not all(abs(a - b) <= 0.01 * a for a, b in zip(*losses, strict=True)):
+            yield f"one process reaches the losses {losses[0]}, {most} reach {losses[1]}"
     if part == "decode":
-        for beam, one in facts.items():
-            if one["as on the processor"] < 98 or one["as the reference"] < 50:
-                yield f"{beam}: of 100 sentences {one['as on the processor']} are as on the processor, {one['as the reference']} right"
+        for beam, counts in facts.items():
+            same, right = counts["as on the processor"], counts["as the reference"]
+            if same < 98 or right < 50:
+                yield f"{beam}: of 100 sentences {same} are as on the processor, {right} right"
 
 
 def measured(part, device):
     """(facts of a part or None, why there are none) from a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, "--work", part, "--device", device, "--out", folder]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                   text=True, start_new_session=True)
         try:
             out, errors = process.communicate(timeout=TIMES[part])
         except subprocess.TimeoutExpired:
@@ -209,12 +245,14 @@ def measured(part, device):
             process.communicate()
             return None, f"no end after {TIMES[part]} seconds"
     if process.returncode:
-        return None, f"exit status {process.returncode}: {(errors.strip().splitlines() or ['no word'])[-1]}"
+        last_line = (errors.strip().splitlines() or ["no message"])[-1]
+        return None, f"exit status {process.returncode}: {last_line}"
     return json.loads(out.splitlines()[-1]), None
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--parts", nargs="+", choices=TIMES, default=[*TIMES])
     parser.add_argument("--out", default="_build/gpu_check")
@@ -225,19 +263,23 @@ def main():
         if (facts := globals()[options.work](options.device, options.out)) is not None:
             print(json.dumps(facts))
         return
-    report, seen = {"device": options.device, "when": time.strftime("%Y-%m-%d %H:%M"), **provenance(), "parts": {}}, {}
+    report, seen = {"device": options.device, "when": time.strftime("%Y-%m-%d %H:%M"),
+                    **provenance(), "parts": {}}, {}
     for part in options.parts:
         begin = time.time()
         seen[part], died = measured(part, options.device)
         wrong = [died] if died else list(faults(part, seen[part], options.device, seen))
-        report["parts"][part] = {"facts": seen[part], "faults": wrong, "seconds": round(time.time() - begin)}
-        print(f"{part}: {'FAILED' if wrong else 'ok'}", *wrong, json.dumps(seen[part]), sep="\n  ", flush=True)
+        report["parts"][part] = {"facts": seen[part], "faults": wrong,
+                                 "seconds": round(time.time() - begin)}
+        print(f"{part}: {'FAILED' if wrong else 'ok'}", *wrong, json.dumps(seen[part]), sep="\n  ",
+              flush=True)
         if part == "versions" and wrong:
             break  # nothing else can work
     Path(options.out).mkdir(parents=True, exist_ok=True)
     write_json(Path(options.out, "report.json"), report)
     failed = [part for part, outcome in report["parts"].items() if outcome["faults"]]
-    print(f"{options.out}/report.json: " + (f"FAILED: {', '.join(failed)}" if failed else "all parts are well"))
+    print(f"{options.out}/report.json: "
+          + (f"FAILED: {', '.join(failed)}" if failed else "all parts are well"))
     sys.exit(bool(failed))
 
 

@@ -1,7 +1,9 @@
-"""What the live page needs beside its code: `write(folder)` puts the book's model, its words and examples into one file, model.js.
+"""What the live page needs beside its code: `write(folder)` puts the book's model, its words and
+examples into one file, model.js.
 
-The weights are rounded to half precision. They travel as base64 in a script, not as a file of their own, so that the page also works
-where it is opened from the disk: browsers let no script read a file there, but they do run a script that stands beside the page.
+The weights are rounded to half precision. They travel as base64 in a script, not as a file of their
+own, so that the page also works where it is opened from the disk: browsers let no script read a
+file there, but they do run a script that stands beside the page.
 """
 
 import base64
@@ -35,53 +37,60 @@ def check(config):
     known = {"norm_first": False, "positions": "sinusoidal", "d_k": None, "d_v": None}
     for name, value in known.items():
         if getattr(config, name) != value:
-            raise ValueError(f"the model has {name}={getattr(config, name)!r}: transformer.js computes {name}={value!r} only")
+            raise ValueError(f"the model has {name}={getattr(config, name)!r}: transformer.js "
+                             f"computes {name}={value!r} only")
 
 
 def pack(model):
-    """The weights of a model: [{name, size}, …] and all numbers as base64 of little-endian half precision."""
+    """The weights of a model: [{name, size}, …] and all numbers as base64 of little-endian half
+    precision.
+    """
     state = model.state_dict()
     halves = [weight.half().flatten() for weight in state.values()]
     if not all(half.isfinite().all() for half in halves):
         raise ValueError("a weight is too large for half precision, which ends at 65504")
     data = torch.cat(halves).numpy().astype("<f2").tobytes()
-    return [{"name": name, "size": weight.numel()} for name, weight in state.items()], base64.b64encode(data).decode("ascii")
+    return [{"name": name, "size": weight.numel()}
+            for name, weight in state.items()], base64.b64encode(data).decode("ascii")
 
 
 def exceptions(words):
-    """What spaCy splits otherwise than at spaces and marks, as far as it is made of these words: {text: its tokens}."""
+    """What spaCy splits otherwise than at spaces and marks, as far as it is made of these words:
+    {text: its tokens}.
+    """
     plain = {word + mark: [word, mark] for word in words if word not in MARKS for mark in MARKS}
-    found = {text: split_words(text, "en") for text in [*splitter("en").rules, *plain]}
-    return {text: pieces for text, pieces in found.items()
-            if pieces and pieces != plain.get(text, [text]) and (text in plain or set(pieces) <= set(words))}
+    cuts = {text: split_words(text, "en") for text in [*splitter("en").rules, *plain]}
+    return {text: pieces for text, pieces in cuts.items() if pieces
+            and pieces != plain.get(text, [text]) and (text in plain or set(pieces) <= set(words))}
 
 
 def describe(saved):
-    """Everything that the page has to know about a checkpoint of the book's model, as data for JSON."""
+    """Everything that the page has to know about a checkpoint of the book's model, as data for
+    JSON.
+    """
     check(saved.model.config)
     corpus, tokenizer = load_corpus("toy"), saved.tokenizer
     tensors, weights = pack(saved.model)
     sources = tokenizer.encode_batch([english for english, _ in corpus.train], "en")
     english = sorted({index for ids in sources for index in ids if index > UNKNOWN})
     pairs = [*corpus.test, *corpus.novel]
-    return {
-        "config": {name: getattr(saved.model.config, name) for name in ("vocab_size", "N", "d_model", "d_ff", "h")},
-        "parameters": sum(weight.numel() for weight in saved.model.parameters()),
-        "vocabulary": tokenizer.table,
-        "english": english,
-        "exceptions": exceptions([tokenizer.table[index] for index in english]),
-        "longest": max(map(len, sources)),
-        "examples": [[name, sentence] for name, sentence in EXAMPLES.items()],
-        "pairs": pairs,
-        "tensors": tensors,
-        "base64": weights,
-    }
+    return {"config": {name: getattr(saved.model.config, name)
+                       for name in ("vocab_size", "N", "d_model", "d_ff", "h")},
+            "parameters": sum(weight.numel() for weight in saved.model.parameters()),
+            "vocabulary": tokenizer.table, "english": english,
+            "exceptions": exceptions([tokenizer.table[index] for index in english]),
+            "longest": max(map(len, sources)), "examples": list(map(list, EXAMPLES.items())),
+            "pairs": pairs, "tensors": tensors, "base64": weights}
 
 
 def write(folder, saved=None):
-    """Write model.js into `folder`, for the book's model unless another checkpoint is given; returns the file's path."""
+    """Write model.js into `folder`, for the book's model unless another checkpoint is given.
+
+    Returns the file's path.
+    """
     path = Path(folder) / "model.js"
     path.parent.mkdir(parents=True, exist_ok=True)
     data = json.dumps(describe(saved or book_model()), separators=(",", ":"))
-    path.write_text(f'"use strict";\nconst MODEL = {data};\nif (typeof module === "object") module.exports = MODEL;\n', encoding="ascii")
+    path.write_text(f'"use strict";\nconst MODEL = {data};\nif (typeof module === "object") '
+                    'module.exports = MODEL;\n', encoding="ascii")
     return path

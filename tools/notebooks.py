@@ -16,64 +16,61 @@ ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = ROOT / "notebooks"
 PACKAGE = ROOT / "annotated"
 KERNEL_LOG = ROOT / "_build" / "kernels.log"
-KEPT_METADATA = {
-    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
-    "language_info": {"name": "python"},
-}
+PYTHON = {"display_name": "Python 3", "language": "python", "name": "python3"}
+KEPT_METADATA = {"kernelspec": PYTHON, "language_info": {"name": "python"}}
 TRAINS = ("17", "21", "22", "23")  # pages that train a model for minutes
 NAMES = re.compile(r"^__all__ = \[[^\]]*\]", re.MULTILINE)
 DEFAULT = r"^#\|\s*default_exp\s+(\S+)"
 EXPORTED = re.compile(r"^#\|\s*exporti?\b", re.MULTILINE)
-# One thread a page, so that the digits do not depend on the machine's number of cores. Where there are two, one that waits for the other
-# must sleep: beside other work a waiting thread that spins keeps the one it waits for off the processor, and a minute becomes twenty.
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GOMP_SPINCOUNT": "1000", "TOKENIZERS_PARALLELISM": "false"}
+# One thread a page, so that the digits do not depend on the machine's number of cores. Where there
+# are two, one that waits for the other must sleep: beside other work a waiting thread that spins
+# keeps the one it waits for off the processor, and a minute becomes twenty.
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GOMP_SPINCOUNT": "1000",
+               "TOKENIZERS_PARALLELISM": "false"}
 
 
-def pages(wanted=()):
-    """Paths of the book's notebooks in order; `wanted` holds numbers such as "05" (all of them if empty)."""
-    found = sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
-    unknown = set(wanted) - {path.name[:2] for path in found}
-    if unknown:
-        raise SystemExit(f"no page {', '.join(sorted(unknown))}: there are {', '.join(p.name[:2] for p in found)}")
-    return [path for path in found if not wanted or path.name[:2] in wanted]
+def pages(numbers=()):
+    """Paths of the book's notebooks in order.
 
-
-def introduction_last(paths):
-    """The order in which pages are executed: 00 after all others, because its ledger of claims is read from what they print."""
-    return sorted(paths, key=lambda path: path.name.startswith("00"))
+    `wanted` holds numbers such as "05" (all of them if empty).
+    """
+    paths = {path.name[:2]: path for path in sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))}
+    if unknown := set(numbers) - paths.keys():
+        raise SystemExit(f"no page {', '.join(sorted(unknown))}: there are {', '.join(paths)}")
+    return [path for number, path in paths.items() if not numbers or number in numbers]
 
 
 def execute(notebook, timeout=3600, after_cell=None):
-    """Run all cells in a fresh kernel, in the folder of the notebooks, and store the outputs in `notebook`.
+    """Run all cells in a fresh kernel, in the folder of the notebooks, and store the outputs in
+    `notebook`.
 
-    timeout: seconds that a cell may take, None for as long as it likes; after_cell: called as nbclient's `on_cell_executed`.
-    Raises nbclient's CellExecutionError for a cell that raises, and CellTimeoutError.
+    timeout: seconds that a cell may take, None for as long as it likes; after_cell: called as
+    nbclient's `on_cell_executed`. Raises nbclient's CellExecutionError for a cell that raises, and
+    CellTimeoutError.
     """
-    client = NotebookClient(
-        notebook,
-        timeout=timeout,
-        kernel_name="python3",
-        record_timing=False,
-        coalesce_streams=True,
-        on_cell_executed=after_cell,
-        resources={"metadata": {"path": str(NOTEBOOKS)}},
-    )
+    client = NotebookClient(notebook, timeout=timeout, kernel_name="python3", record_timing=False,
+                            coalesce_streams=True, on_cell_executed=after_cell,
+                            resources={"metadata": {"path": str(NOTEBOOKS)}})
     KERNEL_LOG.parent.mkdir(parents=True, exist_ok=True)
-    with KERNEL_LOG.open("ab") as log:  # what the kernels themselves have to say; errors in cells are raised here
+    # what the kernels themselves have to say; errors in cells are raised here
+    with KERNEL_LOG.open("ab") as log:
         client.execute(env={**os.environ, **ENVIRONMENT}, stderr=log)
     return notebook
 
 
 def role(cell):
-    """What a code cell is to a reader: "imports", "library", "drawing", "check", or "" for one that is simply to be read."""
+    """What a code cell is to a reader: "imports", "library", "drawing", "check", or "" for one that
+    is simply to be read.
+    """
     code = "\n".join("" if line.startswith("%") else line for line in cell.source.split("\n"))
     try:
         tree = ast.parse(code).body
     except (SyntaxError, ValueError):  # a page from elsewhere may hold anything; none of ours does
         tree = None
-    imports, said = (ast.Import, ast.ImportFrom), [ast.unparse(node) for node in tree or () if isinstance(node, ast.Expr)]
-    plain = tree is not None and all(isinstance(node, (*imports, ast.Assign, ast.Expr)) for node in tree) \
-        and not any("print" in line for line in said)
+    imports = (ast.Import, ast.ImportFrom)
+    expressions = [ast.unparse(node) for node in tree or () if isinstance(node, ast.Expr)]
+    plain = tree is not None and all(isinstance(node, (*imports, ast.Assign, ast.Expr)) for node
+                                     in tree) and not any("print" in line for line in expressions)
     if plain and (code != cell.source or any(isinstance(node, imports) for node in tree)):
         return "imports"
     if EXPORTED.search(code):
@@ -91,7 +88,8 @@ def folded(cell):
 def normalise(notebook):
     """Keep only what a run produces on every machine.
 
-    Counts from 1, tags, and no name, time or version; JupyterLab shows what is `folded` by its outputs alone.
+    Counts from 1, tags, and no name, time or version; JupyterLab shows what is `folded` by its
+    outputs alone.
     """
     notebook.metadata = nbformat.from_dict(KEPT_METADATA)
     count = 0
@@ -114,21 +112,27 @@ def normalise(notebook):
 
 
 def complaints(notebook):
-    """What must not be stored: text on stderr, and paths of this machine. A list of sentences, empty if all is well."""
-    found = []
+    """What must not be stored: text on stderr, and paths of this machine.
+
+    A list of sentences, empty if all is well.
+    """
+    messages = []
     for cell in (cell for cell in notebook.cells if cell.cell_type == "code"):
+        where = f"cell {cell.execution_count} ({cell.source.partition(chr(10))[0]!r})"
+        ignored = "nbval-ignore-output" in cell.metadata.get("tags", [])
         for output in cell.outputs:
-            first = cell.source.split("\n")[0]
             text = output.get("text", "") or str(output.get("data", {}).get("text/plain", ""))
-            if output.get("name") == "stderr" and "nbval-ignore-output" not in cell.metadata.get("tags", []):
-                found.append(f"cell {cell.execution_count} ({first!r}) writes to stderr: {text[:200]!r}")
-            if str(ROOT) in text or str(Path.home()) + "/" in text:
-                found.append(f"cell {cell.execution_count} ({first!r}) prints a path of this machine: {text[:200]!r}")
-    return found
+            if output.get("name") == "stderr" and not ignored:
+                messages.append(f"{where} writes to stderr: {text[:200]!r}")
+            if str(ROOT) in text or f"{Path.home()}/" in text:
+                messages.append(f"{where} prints a path of this machine: {text[:200]!r}")
+    return messages
 
 
 def module_of(path):
-    """The module that a notebook exports, by its name within the package, such as "model.attention"; None if it exports none."""
+    """The module that a notebook exports, by its name within the package, such as
+    "model.attention"; None if it exports none.
+    """
     cells = json.loads(Path(path).read_text(encoding="utf-8"))["cells"]
     code = ("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
     names = re.findall(DEFAULT, "\n".join(code), re.MULTILINE)
@@ -148,32 +152,30 @@ def modules(package=PACKAGE):
     return {".".join(file.relative_to(package).with_suffix("").parts): file for file in files}
 
 
-def file_of_tests(name):
-    """Where tests lie, below the root: "model/stacks" in tests/model/test_stacks.py."""
-    return Path("tests", name).with_name(f"test_{name.rpartition('/')[2]}.py")
-
-
 def page_tests(path):
-    """Where the tests of a page's module lie: under the name of the page, in the folder of the module; None without a module."""
+    """Where the tests of a page's module lie, below the root; None without a module.
+
+    The name is that of the page, the folder that of the module: tests/model/test_stacks.py.
+    """
     module = module_of(path)
-    return module and file_of_tests("/".join([*module.split(".")[:-1], path.stem[3:]]))
+    return module and Path("tests", *module.split(".")[:-1], f"test_{path.stem[3:]}.py")
 
 
 class Absolute(ModuleMaker):
-    """Writes a module with its imports as they stand on the page; nbdev would make some of them relative."""
+    """Writes a module with its imports as on the page: nbdev would make some of them relative."""
 
     def make(self, cells, all_cells=None, lib_path=None):
         return super().make(cells, all_cells, lib_path=Path(self.dest) / "elsewhere")
 
 
 def export(path, package=PACKAGE):
-    """Write the module that one notebook exports into the folder `package` (nothing if it exports none)."""
+    """Write the module that one notebook exports into the folder `package` (nothing if it exports
+    none).
+    """
     nb_export(str(path), lib_path=package, mod_maker=Absolute)
     if module := module_of(path):  # nbdev's list of names is 120 characters wide
         file = module_file(module, package)
-        file.write_text(NAMES.sub(narrow, file.read_text(encoding="utf-8")), encoding="utf-8")
-
-
-def narrow(match):
-    """The names that a module exports, in lines of at most 100 characters."""
-    return textwrap.fill(" ".join(match[0].split()), 100, subsequent_indent=" " * 11, break_long_words=False)
+        narrow = textwrap.TextWrapper(100, subsequent_indent=" " * 11, break_long_words=False)
+        text = file.read_text(encoding="utf-8")
+        text = NAMES.sub(lambda names: narrow.fill(" ".join(names[0].split())), text)
+        file.write_text(text, encoding="utf-8")

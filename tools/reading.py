@@ -1,4 +1,5 @@
-"""How long the pages are: words of prose, code in view, minutes of reading, and the two-hour path of `docs/path.toml`.
+"""How long the pages are: words of prose, code in view, minutes of reading, and the two-hour path
+of `docs/path.toml`.
 
     python tools/reading.py    a line for each page
 """
@@ -13,19 +14,25 @@ from notebooks import ROOT, folded, pages
 
 WORDS, LINES, PICTURES = 150, 25, 3  # that a reader takes in within a minute
 
-Length = namedtuple("Length", "words lines pictures minutes")  # lines: of code that is not folded away
-Stop = namedtuple("Stop", "page sections why minutes")  # of the two-hour path: a page, and what of it to read (None: all)
+# lines: of code that is not folded away
+Length = namedtuple("Length", "words lines pictures minutes")
+# of the two-hour path: a page, and what of it to read (None: all)
+Stop = namedtuple("Stop", "page sections why minutes")
 
 
 def words(line):
-    """How many words a line has: whatever stands between spaces and has a letter or a digit, so no bars of tables."""
+    """How many words a line has: whatever stands between spaces and has a letter or a digit, so no
+    bars of tables.
+    """
     return sum(any(map(str.isalnum, word)) for word in line.split())
 
 
 def length(path, sections=None):
-    """The Length of a page, or of some of its sections and what stands before the first; ValueError for a section that is not there.
+    """The Length of a page, or of some of its sections and what stands before the first; ValueError
+    for a section that is not there.
 
-    A section is a heading of the second level, or one of the third below it: "Checks", or "Checks / What the mask guarantees".
+    A section is a heading of the second level, or one of the third below it: "Checks", or "Checks /
+    What the mask guarantees".
     """
     counts, section, part, seen = [0, 0, 0], "", "", set()
     for cell in nbformat.read(path, as_version=4).cells:
@@ -37,8 +44,10 @@ def length(path, sections=None):
                     part = f"{section} / {line.removeprefix('### ')}"
                 seen |= {section, part}
                 counts[0] += words(line) if not sections or {section, part} & {"", *sections} else 0
-        elif "hide-cell" not in cell.metadata.get("tags", []) and (not sections or {section, part} & {"", *sections}):
-            shown = [line for line in cell.source.split("\n") if line.strip() and not re.match(r"#\||# alt: ", line)]
+        elif "hide-cell" not in cell.metadata.get("tags", []) and (
+            not sections or {section, part} & {"", *sections}):
+            shown = [line for line in cell.source.split("\n") if line.strip()
+                     and not re.match(r"#\||# alt: ", line)]
             counts[1] += 0 if folded(cell) else len(shown)
             counts[2] += sum("image/png" in output.get("data", {}) for output in cell.outputs)
     if missing := set(sections or ()) - seen:
@@ -48,11 +57,13 @@ def length(path, sections=None):
 
 def two_hours():
     """The stops of the path, in order."""
-    stops, by_number = tomllib.loads((ROOT / "docs" / "path.toml").read_text(encoding="utf-8"))["stop"], {p.name[:2]: p for p in pages()}
-    return [Stop(stop["page"], stop.get("sections"), stop["why"], length(by_number[stop["page"]], stop.get("sections")).minutes)
-            for stop in stops]
+    stops = tomllib.loads((ROOT / "docs" / "path.toml").read_text(encoding="utf-8"))["stop"]
+    by_number = {p.name[:2]: p for p in pages()}
+    return [Stop(stop["page"], stop.get("sections"), stop["why"],
+                 length(by_number[stop["page"]], stop.get("sections")).minutes) for stop in stops]
 
 
 if __name__ == "__main__":
     for path in pages():
-        print(f"{path.stem:30}{{:8,}} words{{:6,}} lines{{:4}} pictures{{:6.0f}} minutes".format(*length(path)))
+        print(f"{path.stem:30}{{:8,}} words{{:6,}} lines{{:4}} pictures{{:6.0f}} "
+              "minutes".format(*length(path)))

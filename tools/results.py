@@ -1,7 +1,7 @@
 """Bring what results/README.md and README.md say of stored files up to date: `make results`.
 
-The column "made at" of results/README.md names the git revision of the files that a row links to; the rows on speed, there and in
-README.md, come from all runs in results/bench.
+The column "made at" of results/README.md names the git revision of the files that a row links to;
+the rows on speed, there and in README.md, come from all runs in results/bench.
 """
 
 import json
@@ -21,34 +21,43 @@ LINK = re.compile(r"\]\(\./([^)]+)\)")
 def facts_of(path):
     """What a file of results says of its runs, a dictionary each."""
     text = path.read_text(encoding="utf-8")
-    found = [json.loads(line) for line in text.splitlines()] if path.suffix == ".jsonl" else json.loads(text)
-    return found if isinstance(found, list) else [found]
+    facts = [json.loads(line)
+             for line in text.splitlines()] if path.suffix == ".jsonl" else json.loads(text)
+    return facts if isinstance(facts, list) else [facts]
 
 
 def files(place=RESULTS):
-    """The files of results at a path: itself, or all in a folder. Logs, translations and kept models belong to them."""
+    """The files of results at a path: itself, or all in a folder.
+
+    Logs, translations and kept models belong to them.
+    """
     if not place.is_dir():
         return [place]
     return sorted({*place.rglob("*.json"), *place.glob("*.jsonl")} - set(place.glob("models/*/*")))
 
 
-def made(cells):
+def revisions(cells):
     """The short revisions of the files that a row links to."""
-    found = [facts for place in dict.fromkeys(LINK.findall(cells)) for file in files(RESULTS / place) for facts in facts_of(file)]
-    return ", ".join(dict.fromkeys(f"`{facts['revision'][:7]}`" for facts in found))
+    runs = [facts for place in dict.fromkeys(LINK.findall(cells)) for file in files(RESULTS / place)
+            for facts in facts_of(file)]
+    return ", ".join(dict.fromkeys(f"`{facts['revision'][:7]}`" for facts in runs))
 
 
 def quoted(text):
     """The text of README.md with its row on speed as all stored runs have it."""
     row = over.row_of_readme(over.stored(RESULTS / "bench"))
-    return re.sub(r"^\| speed beside the quickest peer of .*$", lambda _: row, text, flags=re.MULTILINE)
+    return re.sub(r"^\| speed beside the quickest peer of .*$", lambda _: row, text,
+                  flags=re.MULTILINE)
 
 
 def marked(text):
-    """The text of results/README.md with its row on speed, and then the last column of its table, as they should be."""
+    """The text of results/README.md with its row on speed, and then the last column of its table,
+    as they should be.
+    """
     speed = over.row_of_results(over.stored(RESULTS / "bench")) + " |"
     text = re.sub(r"^\| speed beside .*$", lambda _: speed, text, flags=re.MULTILINE)
-    return re.sub(r"^(\|.*\]\(\./.*\|)[^|\n]*\|$", lambda line: f"{line[1]} {made(line[1])} |", text, flags=re.MULTILINE)
+    return re.sub(r"^(\|.*\]\(\./.*\|)[^|\n]*\|$", lambda line: f"{line[1]} {revisions(line[1])} |",
+                  text, flags=re.MULTILINE)
 
 
 if __name__ == "__main__":

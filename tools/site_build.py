@@ -24,11 +24,11 @@ def build():
         shutil.rmtree(old, ignore_errors=True)
     shutil.copytree(ROOT / "docs", SOURCE)
     live.write(SOURCE / "_static" / "live")  # the model of the page that translates in the browser
-    shutil.copytree(NOTEBOOKS, SOURCE / "notebooks", ignore=shutil.ignore_patterns("[!0-9]*"))  # to be downloaded
+    # to be downloaded
+    shutil.copytree(NOTEBOOKS, SOURCE / "notebooks", ignore=shutil.ignore_patterns("[!0-9]*"))
     described = [site_reference.Page(path) for path in paths]
     site_reference.write(described, ledger.read(paths), SOURCE)
-    rows = site_front.rows_of_path(described)
-    (SOURCE / "index.md").write_text(site_front.front_page(described, rows, SOURCE), encoding="utf-8")
+    (SOURCE / "index.md").write_text(site_front.front_page(described, SOURCE), encoding="utf-8")
     for page, path in zip(described, paths, strict=True):
         stage(path, SOURCE, f"{{.links}}\n{page.links()}{hosted.link(path)}")
     render(SOURCE, fresh)

@@ -1,4 +1,6 @@
-"""Turn stored notebooks into sources for Sphinx, and its HTML into pages that run no script but the book's own."""
+"""Turn stored notebooks into sources for Sphinx, and its HTML into pages that run no script but the
+book's own.
+"""
 
 import base64
 import csv
@@ -23,8 +25,10 @@ from notebooks import ROOT, folded, module_of, page_tests, pages, role
 VEGA_LITE = "application/vnd.vegalite.v5+json"
 DIRECTIVES = re.compile(r"^#\|.*\n?", re.MULTILINE)
 ALT = re.compile(r"^# alt: (.*)\n?", re.MULTILINE)
-ARTICLE = re.compile("<article.*</article>", re.DOTALL)  # greedy: an output that closes it early does not get out
-SCRIPT = re.compile(r"<script(?![^>]*\bsrc=)(?![^>]*application/json)[^>]*>(.*?)</script>", re.DOTALL)
+# greedy: an output that closes it early does not get out
+ARTICLE = re.compile("<article.*</article>", re.DOTALL)
+SCRIPT = re.compile(r"<script(?![^>]*\bsrc=)(?![^>]*application/json)[^>]*>(.*?)</script>",
+                    re.DOTALL)
 TO_CELL = re.compile(r"\]\([\w.]+\.ipynb#cell-id=(\w+)\)")
 TO_TEST = re.compile(r"\[(\w+)\]\(\.\./(tests/[\w/]+\.py)\)")
 ROWS_SHOWN = 100
@@ -33,10 +37,16 @@ FIGURE = """<figure class="chart" id="{name}">
 <script type="application/json">{spec}</script>
 {numbers}
 </figure>"""
+TABLE = """<details class="chart-data"><summary>Data of this chart</summary><p>{count}.
+<a href="_static/charts/{name}.csv" download>Download {total} rows as CSV</a></p>
+<div class="chart-table" tabindex="0" role="region" aria-label="Data of the chart {name}">
+<table class="table"><thead>{head}</thead><tbody>{body}</tbody></table></div></details>"""
 
 
 def picture_table(png):
-    """(header, rows, how many there were) of the numbers that a picture of the book's charts carries in its text, or None."""
+    """(header, rows, how many there were) of the numbers that a picture of the book's charts
+    carries in its text, or None.
+    """
     notes = PIL.Image.open(io.BytesIO(png)).text
     if "Table" not in notes:
         return None
@@ -45,9 +55,7 @@ def picture_table(png):
 
 
 def numbers(table, name, folder):
-    """The folded HTML table behind a chart, with a CSV file of it in the site; an empty string if there is none."""
-    if table is None:
-        return ""
+    """The folded HTML table behind a chart, with a CSV file of it in the site."""
     header, rows, total = table
     files = folder / "_static" / "charts"
     files.mkdir(parents=True, exist_ok=True)
@@ -55,20 +63,19 @@ def numbers(table, name, folder):
         csv.writer(file, lineterminator="\n").writerows([header, *rows])
 
     def line(cells, tag):
-        return "<tr>" + "".join(f"<{tag}>{html.escape(str(cell))}</{tag.split()[0]}>" for cell in cells) + "</tr>"
+        texts = (html.escape(str(cell)) for cell in cells)
+        return f"<tr>{''.join(f'<{tag}>{text}</{tag.split()[0]}>' for text in texts)}</tr>"
 
     shown = rows[:ROWS_SHOWN]
     count = f"{len(shown)} of {total} rows" if len(shown) < int(total) else f"{total} rows"
-    body = "".join(line(row, "td") for row in shown)
-    head = line(header, 'th scope="col"')
-    return (f'<details class="chart-data"><summary>Data of this chart</summary><p>{count}. '
-            f'<a href="_static/charts/{name}.csv" download>Download {len(rows)} rows as CSV</a></p>'
-            f'<div class="chart-table" tabindex="0" role="region" aria-label="Data of the chart {name}">'
-            f'<table class="table"><thead>{head}</thead><tbody>{body}</tbody></table></div></details>')
+    head, body = line(header, 'th scope="col"'), "".join(line(row, "td") for row in shown)
+    return TABLE.format(name=name, count=count, total=len(rows), head=head, body=body)
 
 
 def chart(output, name, alt, folder):
-    """The HTML of an Altair output: its picture, which is also what is printed, the chart for charts.js, and its numbers."""
+    """The HTML of an Altair output: its picture, which is also what is printed, the chart for
+    charts.js, and its numbers.
+    """
     pictures = folder / "_static" / "charts"
     pictures.mkdir(parents=True, exist_ok=True)
     (pictures / f"{name}.png").write_bytes(base64.b64decode(output.data["image/png"]))
@@ -76,7 +83,8 @@ def chart(output, name, alt, folder):
     header, rows = charts.table(spec)
     text = json.dumps(spec, separators=(",", ":")).replace("<", r"\u003c")
     behind = numbers((header, rows, len(rows)), name, folder)
-    return FIGURE.format(name=name, alt=html.escape(alt.replace("\0", "")), spec=text, numbers=behind)
+    return FIGURE.format(name=name, alt=html.escape(alt.replace("\0", "")), spec=text,
+                         numbers=behind)
 
 
 @cache
@@ -89,14 +97,17 @@ def relink(text):
     """Markdown whose links to cells and tests lead to where the site has them."""
     def test(match):
         module = modules.get(match[2])
-        return f"[{match[1]}](api/{module}.md#tests)" if module else f"{{download}}`{match[1]} <{match[2]}>`"
+        return (f"[{match[1]}](api/{module}.md#tests)" if module
+                else f"{{download}}`{match[1]} <{match[2]}>`")
 
     modules = tested_modules()
     return TO_TEST.sub(test, TO_CELL.sub(r"](#cell-\1)", text)).replace("](../docs/", "](")
 
 
 def label(cell, section):
-    """What a reader may know of a code cell before reading it: (tags, which give it its look, and the words on what is folded)."""
+    """What a reader may know of a code cell before reading it: (tags, which give it its look, and
+    the words on what is folded).
+    """
     what, tags = role(cell), cell.metadata.get("tags", [])
     names = ", ".join(re.findall(r"^(?:class|def) (\w+)", cell.source, re.MULTILINE))
     words = {"imports": "Imports and settings", "drawing": "Code of this picture",
@@ -107,7 +118,10 @@ def label(cell, section):
 
 
 def stage(path, folder, below_title=""):
-    """Write the notebook `path` into `folder` as Sphinx is to read it; `below_title` is Markdown that goes below its title."""
+    """Write the notebook `path` into `folder` as Sphinx is to read it.
+
+    `below_title` is Markdown that goes below its title.
+    """
     notebook, cells, section = nbformat.read(path, as_version=4), [], ""
     notebook.cells = [cell for cell in notebook.cells if DIRECTIVES.sub("", cell.source).strip()]
     for cell in notebook.cells:
@@ -130,8 +144,9 @@ def stage(path, folder, below_title=""):
             if "text/markdown" in data:
                 data["text/markdown"] = relink(data["text/markdown"])
             outputs.append(output)
-            if "image/png" in data and (behind := numbers(picture_table(base64.b64decode(data["image/png"])), name, folder)):
-                outputs.append(as_html(behind))
+            if "image/png" in data:
+                table = picture_table(base64.b64decode(data["image/png"]))
+                outputs += [as_html(numbers(table, name, folder))] if table else []
         cell.outputs = outputs
         cell.source = ALT.sub("", DIRECTIVES.sub("", cell.source))
     if below_title:
@@ -146,33 +161,43 @@ def as_html(text):
 
 
 def policy(page):
-    """Return the HTML `page` with a content security policy: of the inline scripts those run that the theme wrote.
+    """Return the HTML `page` with a content security policy: of the inline scripts those run that
+    the theme wrote.
 
-    What a notebook shows stands in the article, so that a script smuggled into an output is never named.
+    What a notebook shows stands in the article, so that a script smuggled into an output is never
+    named.
     """
     codes = SCRIPT.findall(ARTICLE.sub("", page))
-    digests = {base64.b64encode(hashlib.sha256(code.encode()).digest()).decode() for code in codes if code}
-    rules = [
-        "default-src 'none'", " ".join(["script-src 'self'", *(f"'sha256-{digest}'" for digest in sorted(digests))]),
-        "style-src 'self' 'unsafe-inline'", "img-src 'self' data:", "font-src 'self'", "connect-src 'self'", "worker-src 'self'",
-        "object-src 'none'", "base-uri 'self'", "form-action 'self'",
-    ]  # fmt: skip
-    return page.replace("<head>", f'<head>\n<meta http-equiv="Content-Security-Policy" content="{"; ".join(rules)}">', 1)
+    digests = {base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
+               for code in codes if code}
+    scripts = "".join(f" 'sha256-{digest}'" for digest in sorted(digests))
+    rules = ("default-src 'none'; "
+             f"script-src 'self'{scripts}; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
+             "font-src 'self'; connect-src 'self'; worker-src 'self'; object-src 'none'; "
+             "base-uri 'self'; form-action 'self'")
+    meta = f'<meta http-equiv="Content-Security-Policy" content="{rules}">'
+    return page.replace("<head>", f"<head>\n{meta}", 1)
 
 
-def mend(page):
-    """Name what the themes leave nameless, or name otherwise than they show it, for readers who cannot see it."""
+def name_controls(page):
+    """Give names to what the themes leave nameless for readers who cannot see it."""
     page = page.replace('<summary aria-label="Toggle hidden content">', "<summary>")
-    return page.replace('<summary><span class="toctree-toggle"', '<summary aria-label="More pages"><span class="toctree-toggle"')
+    return page.replace('<summary><span class="toctree-toggle"',
+                        '<summary aria-label="More pages"><span class="toctree-toggle"')
 
 
 def render(source, site):
-    """Run Sphinx on the folder `source`; the pages in `site` get their policy, and Vega a scope of its own."""
+    """Run Sphinx on the folder `source`.
+
+    The pages in `site` get their policy, and Vega a scope of its own.
+    """
     vega = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version="6.1")
     (source / "_static" / "vega.js").write_text(f"(() => {{\n{vega}\n}})();\n")
     doctrees, processes = source.parent / f"{source.name}.doctrees", str(os.cpu_count() or 1)
-    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", "-j", processes, "-d", doctrees]
-    subprocess.run([*command, source, site], check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", "-j",
+               processes, "-d", doctrees]
+    subprocess.run([*command, source, site], check=True,
+                   env={**os.environ, "PYTHONPATH": str(ROOT)})
     for path in site.rglob("*.html"):
         if "_static" not in path.parts:
-            path.write_text(policy(mend(path.read_text())))
+            path.write_text(policy(name_controls(path.read_text())))

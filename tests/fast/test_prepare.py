@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from helpers import examples, inputs, random_model, run_python
+from helpers import examples, inputs, random_model, roundoff, run_python
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -16,18 +16,9 @@ from torch.nn import functional as F
 from annotated.data.batches import pad
 from annotated.data.corpora import load_corpus
 from annotated.data.tokenizers import BEGIN, END
-from annotated.fast import prepare as fast_prepare
+from annotated.fast import prepare as fast
 from annotated.fast.chunked_loss import ChunkedLoss
-from annotated.fast.prepare import (
-    FusedAttention,
-    JoinedAttention,
-    KeptPositions,
-    PreparedPart,
-    SixteenBitDropout,
-    prepare,
-    prepared_transformer,
-    undo,
-)
+from annotated.fast.prepare import FusedAttention, JoinedAttention, SixteenBitDropout, prepare, undo
 from annotated.model.attention import DotProductAttention
 from annotated.model.multi_head import MultiHeadAttention
 from annotated.model.positional import PositionalEncoding
@@ -52,10 +43,10 @@ TARGET = pad([[BEGIN, 5, 6], [BEGIN, 7, 8, 9, 10, 11], [BEGIN, 4, 4, 4]])
 RIGHT = pad([[5, 6, END], [7, 8, 9, 10, 11, END], [4, 4, 4, END]])
 
 
-def near(one, other, bound=1e-12):
-    """Whether two tensors differ by at most `bound` of the largest entry of the other (or of 1)."""
-    largest = max(1.0, other.abs().max())
-    return one.shape == other.shape and (one - other).abs().max() <= bound * largest
+def near(ours, expected, bound=1e-12):
+    """Whether two tensors differ by at most `bound` of the largest entry expected (or of 1)."""
+    largest = max(1.0, expected.abs().max())
+    return ours.shape == expected.shape and (ours - expected).abs().max() <= bound * largest
 
 
 def learn(model, criterion, **options):
@@ -68,10 +59,11 @@ def learn(model, criterion, **options):
     return model(SOURCE, TARGET).detach(), loss.detach(), gradients
 
 
-def assert_near(one, other):
+def assert_near(ours, expected):
     """Logits, losses and gradients, as `learn` gives them."""
-    assert near(one[0], other[0]) and near(one[1], other[1]) and one[2].keys() == other[2].keys()
-    assert all(near(grad, other[2][name]) for name, grad in one[2].items())
+    assert near(ours[0], expected[0]) and near(ours[1], expected[1])
+    assert ours[2].keys() == expected[2].keys()
+    assert all(near(grad, expected[2][name]) for name, grad in ours[2].items())
 
 
 def kinds_of(model):
@@ -94,18 +86,18 @@ def test_fused_attention_is_attention_with_its_gradients(mask, training, lengths
     draw, (queries, keys) = torch.Generator().manual_seed(seed), lengths
     qkv = inputs((2, 3, queries, 4), (2, 3, keys, 4), (2, 3, keys, 5), seed=seed)
     mask = some_mask(mask, queries, keys, draw)
-    ways = FusedAttention(DotProductAttention()), DotProductAttention()
-    found, expected = (way.train(training)(*qkv, mask) for way in ways)
-    assert found[1] is None and near(found[0], expected[0])
-    outer = torch.randn(found[0].shape, generator=draw, dtype=torch.float64)
-    grads = (torch.autograd.grad(out[0], qkv, outer) for out in (found, expected))
-    assert all(map(near, *grads))
+    output, weights = FusedAttention(DotProductAttention()).train(training)(*qkv, mask)
+    expected, _ = DotProductAttention()(*qkv, mask)
+    assert weights is None and near(output, expected)
+    outer = torch.randn(output.shape, generator=draw, dtype=torch.float64)
+    assert all(map(near, *(torch.autograd.grad(out, qkv, outer) for out in (output, expected))))
 
 
 def test_fused_attention_drops_in_training_only():
     torch.manual_seed(0)
     x = torch.randn(1, 2, 40, 8)
     layer = FusedAttention(DotProductAttention(0.5))
+    # 40 weights and 40 terms, each rounded a few times to 24 bits, of numbers up to four
     assert near(layer.eval()(x, x, x)[0], DotProductAttention()(x, x, x)[0], 1e-5)
     for length in (40, 300):  # even weights, half of them doubled
         zeros, eye = torch.zeros(1, 1, length, 1), torch.eye(length)[None, None]
@@ -118,7 +110,7 @@ def test_fused_attention_drops_in_training_only():
     (True, torch.bfloat16, 512, False), (True, torch.bfloat16, 513, True)])
 def test_training_here_takes_the_formula_for_few_keys_in_bf16(training, dtype, keys, fused, monkeypatch):
     calls, own = [], F.scaled_dot_product_attention
-    monkeypatch.setattr(F, own.__name__, lambda *given: calls.append(1) or own(*given))
+    monkeypatch.setattr(F, own.__name__, lambda *arguments: calls.append(1) or own(*arguments))
     x = torch.randn(1, 1, keys, 4, dtype=dtype)
     FusedAttention(DotProductAttention()).train(training)(x[:, :, :3], x, x)
     assert bool(calls) is fused
@@ -129,7 +121,7 @@ def test_training_here_takes_the_formula_for_few_keys_in_bf16(training, dtype, k
        st.sampled_from([torch.float64, torch.float32, torch.bfloat16]), st.integers(1, 9))
 def test_kept_positions_are_those_computed_anew(parts, dtype, d_model):
     plain = PositionalEncoding(d_model)
-    kept = KeptPositions(plain)
+    kept = fast.KeptPositions(plain)
     for start, length in parts:
         x = torch.randn(2, length, d_model).to(dtype)
         assert torch.equal(kept(x, start), plain(x, start)) and kept(x, start).dtype == dtype
@@ -141,16 +133,15 @@ def test_kept_positions_are_those_computed_anew(parts, dtype, d_model):
 def test_a_joined_product_in_training_has_the_gradients_of_three():
     torch.manual_seed(0)
     plain, x = MultiHeadAttention(16, 2, d_k=3, d_v=5), torch.randn(2, 4, 16)
-    wanted, grads = [x, *(one.weight for one in (plain.W_Q, plain.W_K, plain.W_V, plain.W_O))], []
-    x.requires_grad_()
+    leaves, grads = [x.requires_grad_(), *plain.parameters()], []
     outer, calls = torch.randn(2, 4, 16), []
     plain.W_Q.register_forward_hook(lambda *_: calls.append(1))
     for layer in (JoinedAttention(plain).train(), plain):
         with torch.autocast("cpu", torch.bfloat16):
-            grads.append(torch.autograd.grad(layer(x, x, x), wanted, outer))
+            grads.append(torch.autograd.grad(layer(x, x, x), leaves, outer))
     assert calls == [1], "the first way made no product of W_Q alone"
-    for one, other in zip(*grads, strict=True):
-        assert (one - other).norm() <= 0.02 * other.norm()
+    for ours, expected in zip(*grads, strict=True):  # ten roundings in a row to bf16
+        assert (ours - expected).norm() <= roundoff(torch.bfloat16, 10) * expected.norm()
     assert near(JoinedAttention(plain).train()(x, x, x), plain(x, x, x), 1e-6)
     assert calls == [1] * 3, "without autocast three products are made"
 
@@ -164,10 +155,10 @@ def test_layers_from_outside_are_not_read_past(outside):
     model = tiny(dropout=0.0)
     for layer in (module for module in model.modules() if isinstance(module, MultiHeadAttention)):
         kind = Twice if outside == "subclass" else nn.Linear
-        layer.W_K = kind(16, 16, bias=outside == "bias").double()
-    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        layer.W_V = kind(16, 16, bias=outside == "bias").double()
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():  # double precision stays as it is
         expected = model.train()(SOURCE, TARGET)
-        assert near(prepare(model)(SOURCE, TARGET), expected, 0.05)
+        assert near(prepare(model)(SOURCE, TARGET), expected)
 
 
 @examples(15)
@@ -201,27 +192,14 @@ def test_sixteen_bit_dropout_draws_independently():
     assert torch.equal(gone, drawn())
 
 
-ELSEWHERE = [(0.3, 100, True), (1.0, 1000, True), (0.3, 1000, False)]
-
-
-@pytest.mark.parametrize(("p", "rows", "training"), ELSEWHERE)
+@pytest.mark.parametrize(("p", "rows", "training"), [
+    (0.3, 100, True), (1.0, 1000, True), (0.3, 1000, False)])
 def test_elsewhere_sixteen_bit_dropout_is_pytorchs(p, rows, training):
     x, outputs = torch.randn(rows, 1000), []
     for layer in (nn.Dropout(p), SixteenBitDropout(nn.Dropout(p))):
         torch.manual_seed(0)
         outputs.append(layer.train(training)(x))
     assert torch.equal(*outputs)
-
-
-def test_dropout_is_exchanged_in_place_with_its_rate_mode_and_hooks():
-    inner = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.4).eval())
-    model, calls = nn.Sequential(nn.Dropout(0.2), inner), []
-    model[0].register_forward_hook(lambda *_: calls.append(1))
-    assert prepare(model) is model and model[1] is inner
-    assert type(model[0]) is type(inner[1]) is SixteenBitDropout
-    assert (model[0].p, inner[1].p, model[0].training, inner[1].training) == (0.2, 0.4, True, False)
-    model(torch.ones(3, 2))
-    assert calls == [1]
 
 
 whole = pytest.mark.parametrize("norm_first, positions", [(False, "sinusoidal"), (True, "learned")])
@@ -249,11 +227,11 @@ def test_dropout_of_a_prepared_model_is_drawn_as_that_of_the_plain_one(norm_firs
 
 
 def test_every_plain_part_is_replaced_and_parameters_stay_themselves():
-    model = undo(prepared_transformer(TransformerConfig(12, N=1, d_model=16, d_ff=32, h=2)))
+    model = undo(fast.prepared_transformer(TransformerConfig(12, N=1, d_model=16, d_ff=32, h=2)))
     before, parameters = kinds_of(model), dict(model.named_parameters())
     values = copy.deepcopy(model.state_dict())
     changed = {DotProductAttention: FusedAttention, MultiHeadAttention: JoinedAttention,
-               PositionalEncoding: KeptPositions, nn.Dropout: SixteenBitDropout}
+               PositionalEncoding: fast.KeptPositions, nn.Dropout: SixteenBitDropout}
     expected = {path: changed.get(kind, kind) for path, kind in before.items()}
     for _ in range(2):
         assert kinds_of(prepare(model)) == expected
@@ -277,7 +255,7 @@ def test_undo_gives_back_the_first_model(norm_first, positions):
     torch.manual_seed(0)
     expected = model(SOURCE, TARGET)
     prepare(prepare(model))
-    assert any(isinstance(module, PreparedPart) for module in model.modules())
+    assert any(isinstance(module, fast.PreparedPart) for module in model.modules())
     assert modes_of(model) == modes
     model(SOURCE, TARGET)
     assert undo(model) is model and undo(model) is model and kinds_of(model) == kinds
@@ -295,6 +273,7 @@ def modes_of(model):
 @pytest.mark.parametrize("after", [undo, prepare])
 def test_what_has_changed_meanwhile_outlasts_the_prepared_parts(after):
     model, calls = prepare(tiny().train()), []
+    assert model.encoder.layers[0].residual[0].dropout.p == 0.4
     model.eval()
     model.encoder.layers[0].residual[1].dropout.train()
     layer = model.decoder.layers[0].self_attention
@@ -302,8 +281,8 @@ def test_what_has_changed_meanwhile_outlasts_the_prepared_parts(after):
     layer.W_Q = mine = type("Mine", (nn.Linear,), {})(16, 16, bias=False).double()
     model.decoder.layers[1].residual[0].dropout.p = 0.125
     model.decoder.register_forward_hook(lambda *_: calls.append("forward"))
-    other = model.encoder.layers[1].self_attention
-    other.register_full_backward_hook(lambda *_: calls.append("backward"))
+    model.encoder.layers[1].self_attention.register_full_backward_hook(
+        lambda *_: calls.append("backward"))
     after(model)
     training = {path for path, module in model.named_modules() if module.training}
     layer = "decoder.layers.0.self_attention"
@@ -312,7 +291,7 @@ def test_what_has_changed_meanwhile_outlasts_the_prepared_parts(after):
     assert layer.W_Q is mine and getattr(layer.attention, "plain", layer.attention) is own
     assert model.decoder.layers[1].residual[0].dropout.p == 0.125
     undo(model)
-    assert not any(isinstance(module, PreparedPart) for module in model.modules())
+    assert not any(isinstance(module, fast.PreparedPart) for module in model.modules())
     model(SOURCE, TARGET).sum().backward()
     assert calls == ["forward", "backward"]
 
@@ -333,24 +312,25 @@ def test_prepared_models_can_be_copied():
 def test_only_parts_of_exactly_these_kinds_are_replaced():
     model = tiny(dropout=0.0).float()
     layer = model.encoder.layers[0]
-    mine = [model.source_positions, layer.self_attention.attention,
-            model.decoder.layers[1].cross_attention, layer.residual[0].dropout]
-    for part in mine:  # the same part as one of a class from outside
+    own = [model.source_positions, layer.self_attention.attention,
+           model.decoder.layers[1].cross_attention, layer.residual[0].dropout]
+    for part in own:  # the same part as one of a class from outside
         part.__class__ = type(f"My{type(part).__name__}", (type(part),), {})
     with torch.no_grad():
         expected = model(SOURCE, TARGET)
+        # some dozens of roundings to 24 bits in each of ten sub-layers
         assert near(prepare(model)(SOURCE, TARGET), expected, 1e-5)
-    assert all(any(part is module for module in model.modules()) for part in mine)
+    assert all(any(part is module for module in model.modules()) for part in own)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_the_book_s_model_translates_alike_when_prepared(dtype):
     saved = book_model()
-    model = copy.deepcopy(saved.model).to(dtype)
-    sentences = [source for source, _ in load_corpus("toy").test[:100]]
-    plain, ours = ([translate(sentences, one, saved.tokenizer, beam=beam) for beam in (1, 4)]
-                   for one in (model, prepare(copy.deepcopy(model))))
-    assert ours == plain and len(set(plain[0])) > 90
+    plain, sentences = copy.deepcopy(saved.model).to(dtype), load_corpus("toy").test[:100]
+    expected, ours = ([translate([source for source, _ in sentences], model, saved.tokenizer,
+                                 beam=beam) for beam in (1, 4)]
+                      for model in (plain, prepare(copy.deepcopy(plain))))
+    assert ours == expected and len(set(expected[0])) > 90
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="page faults are counted on Linux")
@@ -379,5 +359,5 @@ print(plain, could, later, full - resident(), give_memory_back(), full - residen
 
 
 def test_without_such_a_c_library_memory_is_left_alone(monkeypatch):
-    monkeypatch.setattr(fast_prepare, "_c_function", lambda name: None)
-    assert (fast_prepare.keep_memory(), fast_prepare.give_memory_back()) == (False, False)
+    monkeypatch.setattr(fast, "_c_function", lambda name: None)
+    assert (fast.keep_memory(), fast.give_memory_back()) == (False, False)
