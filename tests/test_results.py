@@ -1,4 +1,4 @@
-"""Results name their revision, and README, results/README.md and the cards say of them what they hold."""
+"""Results name their revision; the READMEs and the cards say of them what they hold."""
 
 import json
 import re
@@ -32,14 +32,16 @@ def test_provenance_names_the_commit():
     if head.returncode:
         pytest.skip("not a git checkout")
     facts = provenance()
-    assert facts["revision"] == head.stdout.strip() and made_at(facts) == f"made at {facts['revision'][:7]}"
+    assert facts["revision"] == head.stdout.strip()
+    assert made_at(facts) == f"made at {facts['revision'][:7]}"
 
 
 def test_the_table_says_at_which_revision_its_figures_were_made():
     text = (ROOT / "results" / "README.md").read_text(encoding="utf-8")
     assert results.marked(text) == text, "run `make results`: it brings `made at` up to date"
     linked = {name for row in text.splitlines() for name in results.LINK.findall(row)}
-    assert linked >= {"toy.json", "table3_multi30k.jsonl", "parsing_gum.json", "multi30k_record.jsonl", "bench"}
+    assert linked >= {"toy.json", "table3_multi30k.jsonl", "parsing_gum.json", "bench",
+                      "multi30k_record.jsonl"}
 
 
 def test_kept_models_are_small_can_be_loaded_and_have_a_card():

@@ -68,8 +68,8 @@ def test_in_chunks_as_in_one_piece(tokens, vocab_size, chunk, smoothing, reducti
         again = criterion.of_hidden(both, weight, target, chunk=chunk)
     assert abs(again - expected) < 1e-9 * max(1, tokens)
     grads = (torch.autograd.grad(3 * loss, (hidden, weight)) for loss in (got, expected))
-    for one, other in zip(*grads, strict=True):
-        assert (one - other).abs().max() < 1e-9
+    for ours, theirs in zip(*grads, strict=True):
+        assert (ours - theirs).abs().max() < 1e-9
 
 
 @pytest.mark.parametrize("largest", [0.0, 1e4, -1e4])
@@ -84,7 +84,7 @@ def test_chunks_are_exact_where_the_right_token_has_no_probability_left(largest)
     expected = F.cross_entropy(logits.double(), target, label_smoothing=0.1, reduction="sum")
     # 16 roundings: 11 for the halves of halves of 1,200 rows, 5 within a row
     assert abs(loss - expected) < 1e-6 * expected
-    grads = (torch.autograd.grad(one, logits)[0] for one in (loss, expected))
+    grads = (torch.autograd.grad(total, logits)[0] for total in (loss, expected))
     assert torch.allclose(*grads, atol=1e-6)
 
 
@@ -100,7 +100,7 @@ def test_on_a_gpu_padding_stays_in_and_counts_nothing(monkeypatch, reduction, gr
         loss = ChunkedLoss(0.1, PAD, reduction).of_hidden(hidden, weight, target, chunk=64)
     torch.testing.assert_close(loss, plain, rtol=0, atol=1e-10, check_layout=False)
     if graded:
-        grads = (torch.autograd.grad(one, (hidden, weight)) for one in (loss, plain))
+        grads = (torch.autograd.grad(total, (hidden, weight)) for total in (loss, plain))
         torch.testing.assert_close(*grads, rtol=0, atol=1e-10)
 
 
@@ -108,8 +108,8 @@ def test_on_a_gpu_padding_stays_in_and_counts_nothing(monkeypatch, reduction, gr
 def test_chunks_of_padding_alone_are_as_the_plain_loss_has_them(reduction, nothing):
     hidden, weight = torch.randn(2, 9, 4, requires_grad=True), torch.randn(7, 4)
     target = torch.zeros(2, 9, dtype=torch.int64)
-    found = ChunkedLoss(0.1, reduction=reduction).of_hidden(hidden, weight, target, chunk=3)
+    chunked = ChunkedLoss(0.1, reduction=reduction).of_hidden(hidden, weight, target, chunk=3)
     plain = LabelSmoothingLoss(0.1, reduction=reduction).of_hidden(hidden, weight, target)
-    assert repr(found.item()) == repr(plain.item()) == repr(nothing)
+    assert repr(chunked.item()) == repr(plain.item()) == repr(nothing)
     if reduction == "sum":
-        assert not torch.autograd.grad(found, hidden)[0].any()
+        assert not torch.autograd.grad(chunked, hidden)[0].any()
