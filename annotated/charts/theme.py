@@ -67,11 +67,10 @@ def as_heads(weights, name="weights"):
     weights = list(weights.values()) if isinstance(weights, dict) else weights
     array = as_array(weights, name)
     array = array[0] if array.ndim == 4 and len(array) == 1 else array  # a batch of one
-    array = array[None] if array.ndim == 2 else array
-    if array.ndim != 3 or not array.size or not (array >= 0).all():
+    if array.ndim not in (2, 3) or not array.size or not (array >= 0).all():
         raise ValueError(f"{name} must be numbers from 0 on, (queries, keys) or (heads, queries, "
                          f"keys), got shape {array.shape}; of a batch choose one, as in w[0]")
-    return array.astype(float)
+    return array.reshape(-1, *array.shape[-2:]).astype(float)
 
 
 def as_layers(weights):
