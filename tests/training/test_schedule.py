@@ -40,7 +40,7 @@ def test_c24_linear_then_inverse_square_root(step, d_model, warmup, factor):
 
 
 @pytest.mark.parametrize("arguments, named", [
-    ((0, 512, 4000), "step=0 .*updates count from 1"), ((-3, 512, 4000), "step=-3"),
+    ((0, 512, 4000), "step=0, .*updates count from 1"), ((-3, 512, 4000), "step=-3"),
     ((1, 0, 4000), "d_model=0"), ((1, 512, 0), "warmup=0")])
 def test_c24_steps_count_from_one(arguments, named):
     with pytest.raises(ValueError, match=named):
