@@ -57,7 +57,6 @@ if TYPE_CHECKING:
         attention_heatmap as attention_heatmap,
         attention_lines as attention_lines,
     )
-    from annotated.charts.export import save_chart as save_chart
 
 _HOMES = {
     "scaled_dot_product_attention": "model.attention",
@@ -81,7 +80,6 @@ _HOMES = {
     "prepare": "fast.prepare",
     "look": "views",
     "attention_heatmap": "charts.attention", "attention_lines": "charts.attention",
-    "save_chart": "charts.export",
 }
 __all__ = list(_HOMES)
 

@@ -23,8 +23,8 @@ def describe_machine(device="cpu"):
 
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
-    names = (line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    name = next(names, platform.processor())
+    name = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")),
+                platform.processor())
     name = torch.cuda.get_device_name(device) if str(device).startswith("cuda") else name
     threads = f"{os.cpu_count()} cores, {torch.get_num_threads()} thread(s)"
     return f"{name}, {threads}, torch {torch.__version__}"
@@ -36,10 +36,9 @@ def counting_seconds(folder):
 
     folder: of the run, which keeps them in seconds.json; None keeps none.
     """
-    before = {"wall": 0.0, "processor": 0.0, "starts": 0}
     path = folder and Path(folder) / "seconds.json"
-    if path and path.exists():
-        before = json.loads(path.read_text(encoding="utf-8"))
+    before = (json.loads(path.read_text(encoding="utf-8")) if path and path.exists() else
+              {"wall": 0.0, "processor": 0.0, "starts": 0})
     wall, processor = time.time(), time.process_time()
 
     def seconds():
@@ -89,7 +88,7 @@ def read_json(path):
     """The value in a JSON file; ValueError that names a file which holds none."""
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is no JSON: {error}") from None
 
 # %% ../notebooks/81_results.ipynb #1b78f6e8

@@ -14,7 +14,7 @@ KEYS = ["the", "cat", "the", "end"]  # a token twice: places must not merge
 QUERIES = ["die", "Katze", "Ende"]
 WEIGHTS = np.array([[0.1, 0.2, 0.3, 0.4], [0.7, 0.1, 0.15, 0.05], [0.25, 0.5, 0.125, 0.125]])
 HEADS = np.stack([WEIGHTS, WEIGHTS[:, ::-1]])
-STEPS = [{"die": 0.75, "Hund": 0.25}, {"der": 0.5, "Katze": 0.375}, [("Ende", 1.0)]]
+STEPS = [[("die", 0.75), ("Hund", 0.25)], [("Katze", 0.375), ("der", 0.5)], [("Ende", 1.0)]]
 BEAMS = [[("die", -0.25)], [("die Katze", -0.5), ("die Hund", -2.0)], [("die Katze", -0.125)]]
 SCRIPT = "</script><script>parent.hurt = document.title = 'hurt'; alert(1)</script>"
 HOSTILE = [SCRIPT, '"><img src=x onerror="document.title=\'hurt\'; alert(2)">',

@@ -1,7 +1,6 @@
 """What the tests of training share: a few pairs, a tiny model, configurations, runs in folders."""
 
 import json
-import os
 import signal
 from dataclasses import replace
 
@@ -33,8 +32,7 @@ def run(folder, seed=0, config=LONG, pairs=PAIRS, hook=None, **changes):
     return train(model, pairs, PAIRS[:2], config, show_progress=False, run_folder=folder), model
 
 
-def interrupt(after):
-    """A hook that sends SIGTERM to this process at its forward pass number `after`."""
+def interrupt(after, number=signal.SIGTERM):
+    """A hook that sends a signal to this process at its forward pass number `after`."""
     calls = []
-    ends = lambda: os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731
-    return lambda *_: (calls.append(1), len(calls) == after and ends())[0]
+    return lambda *_: (calls.append(1), len(calls) == after and signal.raise_signal(number))[0]

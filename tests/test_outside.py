@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from annotated import charts, cli
-from annotated.charts.export import save_chart
+from annotated.charts.export import chart_page
 from annotated.data.batches import pad
 from annotated.data.tokenizers import (
     BEGIN,
@@ -240,11 +240,11 @@ def test_a_decoding_rule_of_ones_own_is_the_loop_over_whole_prefixes():
     assert parts.generate_without_repeating(prepare(model), SOURCE, extra) == outputs
 
 
-def test_a_chart_of_ones_own_has_a_table_and_is_saved(tmp_path):
+def test_a_chart_of_ones_own_has_a_table_and_goes_onto_a_page():
     ax = parts.length_chart(["one", "two words", "two more", "and three words"])
     _, rows = charts.table(ax)
     assert [row[2] for row in rows] == [0, 1, 2, 1]
-    assert save_chart(ax, tmp_path / "chart.csv").read_text().count("\n") == 5
+    assert chart_page({"": ax.figure}).count("<tr>") == 5
 
 
 # From the terminal, all at once

@@ -1,42 +1,43 @@
-"""Page 23: a full run without a GPU, what is restarted, the SLURM script in a fake cluster."""
+"""Page 23 for a cluster: full means full, what is restarted, the script in a stand-in for SLURM."""
 
 import argparse
 import json
 import os
 import re
+import signal
+import stat
 import subprocess
 import sys
+import time
 
 import pytest
-import wmt
 from helpers import ROOT, cells
-from torch.distributed.run import get_args_parser
 
-from annotated.data.prepared import prepare_corpus
 from annotated.options import train_options
 
+sys.path.insert(0, "tools")
 PAGE = ROOT / "notebooks" / "23_wmt.ipynb"
 
 
 def page_space():
-    """The names of the page's cells that define its commands and its script."""
+    """The names of the cells that define commands and script; nothing else of the page is run."""
     space = {"__name__": "page"}
     exec("import os, re, subprocess, sys\nfrom pathlib import Path", space)
-    defines = re.compile(r"^def (full_options|training_command|slurm_script)\b", re.M)
-    for cell in (cell for cell in cells(PAGE) if cell.cell_type == "code"):
-        if defines.search(cell.source):
-            exec(re.split(r"^(?:REHEARSAL|print)\b", cell.source, flags=re.M)[0], space)
+    defining = re.compile(r"^def (full_options|training_command|slurm_script)\b", re.M)
+    for cell in cells(PAGE):
+        if cell.cell_type == "code" and defining.search(cell.source):
+            exec(re.split(r"^(?:REHEARSAL|print)\b", cell.source, maxsplit=1, flags=re.M)[0], space)
     return space
 
 
 SPACE = page_space()
-BIG = SPACE["full_options"]("big", "en-de", 32)
+FULL = SPACE["full_options"]("big", "en-de", 32)
 TINY = {"preset": "toy", "N": 1, "d_model": 16, "d_ff": 32, "h": 2, "steps": 30, "warmup": 10,
         "validate_every": 10, "save_every": 3, "average": 2, "keep_last": 3}
 
 
 def cluster_options(script):
-    """The lines `#SBATCH …` of a script as sbatch reads them; an unknown option is an error."""
+    """The lines `#SBATCH …` of a script, read as sbatch reads them; others end the test."""
     parser = argparse.ArgumentParser(exit_on_error=False)
     for name in ("job-name", "partition", "time", "mem", "signal", "output", "open-mode"):
         parser.add_argument(f"--{name}", required=True)
@@ -44,38 +45,39 @@ def cluster_options(script):
         parser.add_argument(f"--{name}", type=int, required=True)
     for name in ("exclusive", "requeue"):
         parser.add_argument(f"--{name}", action="store_true")
-    # sbatch stops reading at the first command
-    head = re.match(r"#!/bin/bash\n((?:#SBATCH .*\n)+)", script)
+    head = re.match(r"#!/bin/bash\n((?:#SBATCH .*\n)+)", script)  # sbatch stops at a command
     assert script.count("#SBATCH") == head[1].count("#SBATCH")
     return parser.parse_args([line.removeprefix("#SBATCH ") for line in head[1].splitlines()])
 
 
 def test_the_script_asks_the_cluster_for_what_a_run_needs():
-    script = SPACE["slurm_script"](BIG, 4, 8)
+    script = SPACE["slurm_script"](FULL, 4, 8)
     options = cluster_options(script)
     assert (options.nodes, options.ntasks_per_node, options.gpus_per_node) == (4, 1, 8)
-    assert options.cpus_per_task >= 8 and options.mem == "0" and options.open_mode == "append"
-    assert options.exclusive and options.requeue and re.fullmatch(r"\d+:\d\d:\d\d", options.time)
+    assert options.cpus_per_task >= 8 and options.mem == "0"
+    assert options.exclusive and options.requeue and options.open_mode == "append"
+    assert re.fullmatch(r"\d+:\d\d:\d\d", options.time)
     name, seconds = options.signal.split("@")
-    assert name == "TERM", "the signal that `annotated train` notes"
+    assert getattr(signal, f"SIG{name}") is signal.SIGTERM, "which the commands note"
     patience = int(re.search(r"--shutdown-timeout=(\d+)", script)[1])
-    # torchrun has to wait for the checkpoint, and to end before SLURM kills it
-    assert 60 <= patience < int(seconds)
+    assert 60 <= patience < int(seconds), "torchrun waits for the checkpoint, SLURM for torchrun"
 
 
 def test_torchrun_and_train_know_every_option_of_the_commands_and_of_the_script():
-    script = SPACE["slurm_script"](BIG, 4, 8).replace("\\\n", " ")
+    from torch.distributed.run import get_args_parser
+
+    script = SPACE["slurm_script"](FULL, 4, 8).replace("\\\n", " ")
     line = next(line for line in script.splitlines() if line.startswith("srun"))
     words = re.sub(r'["$]', "", line.partition(" torchrun ")[2].partition(" > ")[0])
     words = words.replace("SLURM_NNODES", "4").split()
-    python = SPACE["training_command"]("prepared", "model", "checkpoints", BIG, 8)
-    for arguments in (words, python[3:]):
-        read = get_args_parser().parse_args(arguments)
+    python = SPACE["training_command"]("prepared", "model", "checkpoints", FULL, 8)
+    for given in (words, python[3:]):
+        read = get_args_parser().parse_args(given)
         assert (read.nproc_per_node, read.max_restarts, read.shutdown_timeout) == ("8", 0, 240)
         assert read.module and read.training_script == "annotated"
-        command, *arguments = read.training_script_args
-        options = train_options(arguments)
-        assert command == "train" and options.resume and options.average == 20
+        assert read.training_script_args[0] == "train"
+        options = train_options(read.training_script_args[1:])
+        assert options.resume and options.average == 20
         assert options.preset == "big" and options.device == "cuda"
     assert get_args_parser().parse_args(words).nnodes == "4"
 
@@ -85,8 +87,8 @@ def test_torchrun_and_train_know_every_option_of_the_commands_and_of_the_script(
 PROGRAMS = {
     "sbatch": r'''
 import os, subprocess, sys
-job = {"JOB_ID": "7", "JOB_NODELIST": "node[1-2]", "NNODES": "2", "CPUS_PER_TASK": "1"}
-environment = os.environ | {f"SLURM_{name}": value for name, value in job.items()}
+environment = os.environ | {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-2]",
+                            "SLURM_NNODES": "2", "SLURM_CPUS_PER_TASK": "1"}
 sys.exit(subprocess.run(["bash", sys.argv[1]], env=environment).returncode)''',
     "scontrol": r'''
 import os, sys
@@ -103,8 +105,7 @@ parser.add_argument("command", nargs=argparse.REMAINDER)
 options = parser.parse_args()
 tasks = [subprocess.Popen(options.command, env=os.environ | {"SLURM_NODEID": str(node)})
          for node in range(int(os.environ["SLURM_NNODES"]))]
-# SLURM sends SIGTERM before the time is over, this here after the first checkpoints
-while any(task.poll() is None for task in tasks):
+while any(task.poll() is None for task in tasks):  # the time is over after the first checkpoints
     saved = os.listdir("checkpoints") if os.path.exists("checkpoints") else ()
     if os.path.exists("time_is_over") and len(saved) > 1:
         os.remove("time_is_over")
@@ -134,7 +135,7 @@ def cluster(tmp_path, monkeypatch):
     programs.mkdir()
     for name, source in PROGRAMS.items():
         (programs / name).write_text(f"#!{sys.executable}\n{source}\n")
-        (programs / name).chmod(0o700)
+        (programs / name).chmod(0o700 | stat.S_IXUSR)
     monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.chdir(tmp_path)
@@ -142,9 +143,7 @@ def cluster(tmp_path, monkeypatch):
 
 
 def submit(folder, options, life=0, gpus=1):
-    """Submit the page's script for two machines; (its exit status, whether it queued itself
-    again).
-    """
+    """Submit the script for two machines: (its exit status, whether it queued itself again)."""
     (folder / "job.sh").write_text(SPACE["slurm_script"](options, 2, gpus))
     (folder / "requeued").unlink(missing_ok=True)
     environment = os.environ | {"SLURM_RESTART_COUNT": str(life)} if life else os.environ
@@ -156,51 +155,51 @@ def submit(folder, options, life=0, gpus=1):
 
 @pytest.mark.parametrize("lives, expected", [
     ([(9, 0)], [(0, False)]),  # done
-    ([(3, 143), (9, 0)], [(0, True), (0, False)]),  # out of time after a checkpoint, then done
+    ([(3, 143), (9, 0)], [(0, True), (0, False)]),  # the time was over after a checkpoint
     ([(3, -9), (3, 1)], [(0, True), (1, False)]),  # a process died, then without progress
     ([(0, 1)], [(1, False)]),  # no progress at all
     ([(3, 2)], [(2, False)]),  # a mistake, even after progress
 ])
-def test_the_script_queues_itself_again_after_progress_and_not_after_a_mistake(
-    cluster, monkeypatch, lives, expected):
+def test_the_script_queues_itself_again_after_progress_only(cluster, monkeypatch, lives, expected):
     monkeypatch.setenv("LIVES", json.dumps(lives))
     assert [submit(cluster, {}, life) for life in range(len(lives))] == expected
 
 
 @pytest.mark.long
 def test_the_script_trains_on_two_machines_that_are_one_through_sigterm_and_a_mistake(cluster):
-    """The real torchrun and the real command, two launchers with a process each that meet at one
-    address.
-    """
-    (cluster / "programs" / "torchrun").write_text('#!/bin/bash\nexec '
-                                                   f'{sys.executable} -m torch.distributed.run '
-                                                   '--local-addr=localhost "$@"\n')
+    """The real torchrun and command: two launchers with a process each that meet at one address."""
+    from annotated.data.prepared import prepare_corpus
+
+    (cluster / "programs" / "torchrun").write_text(
+        "#!/bin/bash\n"
+        f'exec {sys.executable} -m torch.distributed.run --local-addr=localhost "$@"\n')
+
+    def train(life, **changes):
+        outcome = submit(cluster, TINY | {"steps": 400} | changes, life)
+        return outcome, (cluster / f"train-7-{life}.log").read_text()
+
     prepare_corpus("toy", cluster / "prepared", 600)
     (cluster / "time_is_over").touch()
-    assert submit(cluster, TINY
-                  | {"steps": 400}) == (0, True), (cluster / "train-7-0.log").read_text()[-3000:]
+    outcome, log = train(0)
+    assert outcome == (0, True), log[-3000:]
     stopped = max(path.name for path in (cluster / "checkpoints").glob("step-*"))
     assert "step-00000400" > stopped and not (cluster / "model").exists()
-    log = (cluster / "train-7-0.log").read_text()
     assert "SIGTERM" in log and not re.search(r"exitcode *: 2 ", log)
-    assert submit(cluster, TINY | {"steps": int(stopped[5:]) + 4},
-                  life=1) == (0, False), (cluster / "train-7-1.log").read_text()[-3000:]
-    assert (cluster / "model").exists()
+    outcome, log = train(1, steps=int(stopped[5:]) + 4)
+    assert outcome == (0, False), log[-3000:]
     (cluster / "model").rename(cluster / "first")
-    # another model: no restart could help
-    assert submit(cluster, TINY | {"steps": 400, "d_model": 32}, life=2) == (2, False)
-    log = (cluster / "train-7-2.log").read_text()
-    # it was started again
-    assert "annotated train: error:" in log and log.count("d_model was 16 and is now 32") <= 2
+    outcome, log = train(2, d_model=32)
+    assert outcome == (2, False), "another model: nothing that a restart could mend"
+    assert "annotated train: error:" in log
+    assert log.count("d_model was 16 and is now 32") <= 2, "it was started again"
 
 
 # The page's own restarts, and full runs without a GPU
 
 @pytest.mark.parametrize("ends, starts, status", [
-    ([0], 1, 0), ([-9, 0], 2, 0), ([2], 1, 1), ([75], 1, 1), ([143], 1, 1), ([1] * 5, 4, 1),
-    ([-9, 2], 2, 1)])
-def test_a_dead_process_is_started_again_but_no_mistake_nor_an_interrupted_run(
-        tmp_path, ends, starts, status):
+    ([0], 1, 0), ([-9, 0], 2, 0), ([2], 1, 1), ([75], 1, 1), ([143], 1, 1),
+    ([1, 1, 1, 1, 1], 4, 1), ([-9, 2], 2, 1)])
+def test_a_dead_process_is_started_again_and_no_other(tmp_path, ends, starts, status):
     (tmp_path / "torchrun.py").write_text(f"""
 import pathlib, sys
 lives = pathlib.Path({str(tmp_path / 'lives')!r})
@@ -218,19 +217,17 @@ sys.exit(bool(end))""")
 @pytest.mark.long
 def test_torchrun_tells_a_mistake_and_it_is_not_started_again(tmp_path):
     """The real torchrun: a run that ends with status 2, and its words."""
-    command = SPACE["training_command"](tmp_path / "nothing", tmp_path / "model",
-                                        tmp_path / "checkpoints", TINY, 2)
-    assert SPACE["run_training"](command, tmp_path / "log") == 1
-    log = (tmp_path / "log").read_text()
-    # two processes, one start
-    assert re.search(r"exitcode *: 2 ", log) and 1 <= log.count("annotated train: error:") <= 2
+    paths = [tmp_path / name for name in ("nothing", "model", "checkpoints", "log")]
+    assert SPACE["run_training"](SPACE["training_command"](*paths[:3], TINY, 2), paths[3]) == 1
+    log = paths[3].read_text()
+    assert re.search(r"exitcode *: 2 ", log)
+    assert 1 <= log.count("annotated train: error:") <= 2, "two processes, one start"
 
 
 def test_a_full_run_without_a_gpu_fails_and_says_what_was_seen():
     """The whole of `make wmt` but the environment, with GPUs hidden where there are some."""
     environment = os.environ | {"WMT_RUN": "full", "CUDA_VISIBLE_DEVICES": ""}
-    copy = ROOT / "_build" / "wmt" / "23_wmt.ipynb"
-    copy.unlink(missing_ok=True)
+    begin = time.time()
     done = subprocess.run([sys.executable, "tools/wmt.py"], cwd=ROOT, env=environment,
                           capture_output=True, text=True, timeout=240)
     assert done.returncode == 1 and "REHEARSAL" not in done.stdout
@@ -238,26 +235,35 @@ def test_a_full_run_without_a_gpu_fails_and_says_what_was_seen():
     for part in ("the full run needs a GPU", "device 'cuda' cannot be used", "PyTorch 2.",
                  "built for CUDA", "nvidia-smi: ", "CUDA_VISIBLE_DEVICES: "):
         assert part in message, part
-    # neither were outputs of another run kept, nor did it go on
-    assert not any(cell.get("outputs") for cell in cells(copy)[10:])
+    copy = ROOT / "_build" / "wmt" / "23_wmt.ipynb"
+    assert copy.stat().st_mtime >= begin - 1
+    assert not any(cell.get("outputs") for cell in cells(copy)[10:]), "it went on"
 
 
-@pytest.mark.parametrize(("name", "value"), [
-    ("WMT_RUN", "Full"), ("WMT_SIZE", "huge"), ("WMT_PAIR", "en-cs")])
-def test_another_word_than_full_is_refused_and_does_not_rehearse(name, value, monkeypatch):
-    cell = next(cell.source for cell in cells(PAGE) if "raise ValueError" in cell.source)
-    monkeypatch.setenv(name, value)
-    with pytest.raises(ValueError, match="give full or rehearsal, base or big, and en-de or en-fr"):
-        exec(cell.partition("FULL = ")[0], {"os": os})
+def test_another_word_than_full_is_refused_and_does_not_rehearse():
+    cell = next(cell.source for cell in cells(PAGE)
+                if "WMT_RUN=" in cell.source and "raise ValueError" in cell.source)
+    for names in ({"WMT_RUN": "Full"}, {"WMT_SIZE": "huge"}, {"WMT_PAIR": "en-cs"}):
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in names.items():
+                patch.setenv(name, value)
+            with pytest.raises(ValueError, match="give full or rehearsal, base or big, and en-de"):
+                exec(cell.partition("FULL = ")[0], {"os": os})
 
 
-def test_make_wmt_sets_no_limit_of_time(monkeypatch):
-    options = {}
-    monkeypatch.setattr(wmt, "execute", lambda notebook, **changed: options.update(changed))
-    monkeypatch.setattr(wmt.nbformat, "write", lambda *_: None)
-    with pytest.raises(SystemExit) as end:
-        wmt.main()
-    assert not end.value.code and options == {"timeout": None, "after_cell": wmt.show}
+def test_make_wmt_runs_the_page_without_limits_of_time():
+    import wmt
+
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert re.search(r"^wmt: setup.*\n\tWMT_RUN=full \$\(PYTHON\) tools/wmt.py$", makefile, re.M)
+    given = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wmt, "execute", lambda notebook, **options: given.append(options))
+        patch.setattr(wmt.nbformat, "write", lambda *_: None)
+        with pytest.raises(SystemExit) as ended:
+            wmt.main()
+    assert not ended.value.code
+    assert given == [{"timeout": None, "after_cell": wmt.show}], "a training takes days"
 
 
 def test_the_rehearsal_prints_no_score_beside_the_published_ones():
@@ -265,6 +271,5 @@ def test_the_rehearsal_prints_no_score_beside_the_published_ones():
                for cell in cells(PAGE)}
     table = next(text for source, text in outputs.items() if "Table 2, {PAIR.upper()}" in source)
     assert "Transformer (base)         27.30" in table and "this page" not in table
-    report = next(text
-                  for source, text in outputs.items() if source.startswith("for title, report in"))
+    report = next(text for source, text in outputs.items() if source.startswith("for title, rep"))
     assert "scored by" in report and not re.search(r"\d\.\d", report)

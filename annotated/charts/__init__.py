@@ -11,8 +11,8 @@ _HOMES = {
     "attention_heatmap": "attention", "attention_lines": "attention",
     "attention_overview": "attention", "mask_chart": "attention",
     "attention_explorer": "explorer", "decode_stepper": "explorer", "model_diagram": "diagram",
-    "lines_chart": "curves", "schedule_chart": "curves", "training_chart": "curves",
-    "bars_chart": "curves", "tree_chart": "curves", "save_chart": "export",
+    "lines_chart": "curves", "training_chart": "curves", "bars_chart": "curves",
+    "tree_chart": "curves", "chart_page": "export",
 }
 __all__ = list(_HOMES)
 

@@ -16,14 +16,13 @@ from matplotlib.path import Path as Curve
 from annotated.charts.theme import (
     COLOURS,
     CYCLE,
-    DIVERGING,
     SEQUENTIAL,
     as_array,
+    as_heads,
     as_layers,
     as_tokens,
     make_literal,
     new_axes,
-    one_sentence,
     remember,
     shorten,
 )
@@ -46,55 +45,25 @@ def _label_tokens(ax, keys, queries, key_label, query_label, cell=0.42, fontsize
     ax.set_ylabel(query_label, color=COLOURS["query"])
     ax.spines[:].set_visible(False)
 
-# %% ../../notebooks/93_charts_attention.ipynb #c2a1f9d4
-def _panels(weights):
-    """Return a list of (queries, keys) matrices from one, a stack, or a list or dict of them."""
-    weights = list(weights.values()) if isinstance(weights, dict) else weights
-    if isinstance(weights, (list, tuple)):
-        parts = [as_array(part, "weights") for part in weights]
-        if parts and all(part.ndim == 2 and part.size for part in parts):
-            return parts
-    array = one_sentence(as_array(weights, "weights"))
-    if array.ndim in (2, 3) and array.size:
-        return [array] if array.ndim == 2 else list(array)
-    raise ValueError(
-        f"weights must be (queries, keys) or (heads, queries, keys), got shape {array.shape}; "
-        "choose one sentence of a batch first, as in weights[0]")
-
 # %% ../../notebooks/93_charts_attention.ipynb #aeeb2a5d
-def _colour_range(panels, vmax):
-    """Return (colour map, lowest, highest): shades from 0, or two colours if some are negative."""
-    finite = np.concatenate([np.zeros(1)] + [panel[np.isfinite(panel)] for panel in panels])
-    if finite.min() < 0:
-        top = vmax or np.abs(finite).max()
-        return DIVERGING, -top, top
-    return SEQUENTIAL, 0.0, vmax or finite.max() or 1.0
-
-
 def _font_size(cell, least, per_inch):
     """Return the size of letters, in points, that fits a cell of so many inches."""
     return max(least, min(9.0, per_inch * cell))
 
 # %% ../../notebooks/93_charts_attention.ipynb #c7bb86c4
-def _draw_heatmap(ax, matrix, keys, queries, labels, scale, values, cell, fontsize):
-    """Draw one (queries, keys) matrix: row i is queries[i]; what is not finite is hatched."""
-    colours, low, high = scale
-    shown = np.ma.masked_invalid(matrix.astype(float))
-    image = ax.imshow(shown, cmap=colours, vmin=low, vmax=high, aspect="equal")
-    for row, column in np.argwhere(~np.isfinite(matrix)):
-        ax.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, facecolor=COLOURS["grid"],
-                               edgecolor=COLOURS["muted"], hatch="////", linewidth=0, zorder=0.3))
+def _draw_heatmap(ax, matrix, keys, queries, labels, top, values, cell, fontsize):
+    """Draw one (queries, keys) matrix: row i is queries[i]; `top` is the weight of the darkest."""
+    image = ax.imshow(matrix, cmap=SEQUENTIAL, vmin=0.0, vmax=top, aspect="equal")
     _label_tokens(ax, keys, queries, *labels, cell=cell, fontsize=fontsize)
     for (row, column), value in np.ndenumerate(matrix) if values else ():
-        text = f"{value:.2f}".replace("inf", "∞").replace("-", "−")
-        ink = "white" if np.isfinite(value) and abs(value) > 0.55 * high else COLOURS["text"]
-        ax.text(column, row, text, ha="center", va="center", fontsize=8, color=ink)
+        ax.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=8,
+                color="white" if value > 0.55 * top else COLOURS["text"])
     remember(ax, ("query index", "query", "key index", "key", "weight"),
              [(i, queries[i], j, keys[j], float(w)) for (i, j), w in np.ndenumerate(matrix)])
     return image
 
 # %% ../../notebooks/93_charts_attention.ipynb #4d5d507f
-def _draw_panels(panels, keys, queries, labels, scale, title, titles, columns):
+def _draw_panels(panels, keys, queries, labels, top, title, titles, columns):
     """Draw several (queries, keys) matrices as small multiples under one scale of shades."""
     columns = max(1, min(columns, len(panels), 3 if len(keys) > 9 else columns))
     rows = -(-len(panels) // columns)
@@ -107,11 +76,11 @@ def _draw_panels(panels, keys, queries, labels, scale, title, titles, columns):
         if i >= len(panels):
             ax.axis("off")
             continue
-        image = _draw_heatmap(ax, panels[i], keys, queries, labels, scale, False, cell, size)
+        image = _draw_heatmap(ax, panels[i], keys, queries, labels, top, False, cell, size)
         ax.set_title(titles[i], fontsize=9.5, loc="center", pad=5)
-        top, left = i < columns, i % columns == 0
-        ax.tick_params(labeltop=top, labelleft=left)
-        ax.set(xlabel=labels[0] if top else "", ylabel=labels[1] if left else "")
+        first, left = i < columns, i % columns == 0
+        ax.tick_params(labeltop=first, labelleft=left)
+        ax.set(xlabel=labels[0] if first else "", ylabel=labels[1] if left else "")
     figure.suptitle(f"{title}\n" if title else "", x=0.01, ha="left", linespacing=0.6)
     figure.colorbar(image, ax=grid, shrink=0.6, aspect=25, pad=0.02).outline.set_visible(False)
     make_literal(figure)
@@ -127,40 +96,27 @@ def attention_heatmap(weights, keys, queries, title=None, ax=None, key_label="ke
     where they fit); `vmax=None` scales to the data. Raises ValueError when shapes and tokens
     disagree, naming the axis.
     """
-    panels = _panels(weights)
-    named = isinstance(weights, dict) and len(weights) == len(panels)
+    panels, named = as_heads(weights), isinstance(weights, dict)
     titles = list(weights) if named else [f"head {i + 1}" for i in range(len(panels))]
-    for panel in panels:
-        key_tokens = as_tokens(keys, panel.shape[1], "keys", "weights have")
-        query_tokens = as_tokens(queries, panel.shape[0], "queries", "weights have")
-    labelled = (key_tokens, query_tokens, (key_label, query_label), _colour_range(panels, vmax))
+    rows, width = panels.shape[1:]
+    labelled = (as_tokens(keys, width, "keys", "weights have"),
+                as_tokens(queries, rows, "queries", "weights have"),
+                (key_label, query_label), vmax or panels.max() or 1.0)
     if len(panels) > 1:
         if ax is not None:
             raise ValueError(f"ax holds one panel but weights have {len(panels)}: "
                              "draw weights[0], or leave ax out")
         return _draw_panels(panels, *labelled, title, titles, columns)
-    rows, width = panels[0].shape
-    cell, boolean, own_figure = min(0.42, 5.0 / width), panels[0].dtype == bool, ax is None
-    values = not boolean and width <= 9 and rows <= 12 if values is None else values
+    cell, own_figure = min(0.42, 5.0 / width), ax is None
+    values = width <= 9 and rows <= 12 if values is None else values
     ax = new_axes(ax, max(2.8, cell * width + 1.6), max(2.0, cell * rows + 1.3))
     image = _draw_heatmap(ax, panels[0], *labelled, values, cell, _font_size(cell, 5.0, 64))
-    if own_figure and not values and not boolean:
-        bar = ax.figure.colorbar(image, ax=ax, shrink=0.7, aspect=18, pad=0.03)
-        bar.outline.set_visible(False)
+    if own_figure and not values:
+        ax.figure.colorbar(image, ax=ax, shrink=0.7, aspect=18, pad=0.03).outline.set_visible(False)
     ax.set_title(title or (titles[0] if named else ""))
     return ax
 
 # %% ../../notebooks/93_charts_attention.ipynb #211f09ba
-def _query_index(query, queries):
-    """Turn an index, or a token that occurs once, into an index."""
-    if not isinstance(query, str):
-        return range(len(queries))[query]
-    if (times := queries.count(query)) != 1:
-        given = f"occurs {times} times among the queries"
-        raise ValueError(f"query {query!r} {given}: give its index")
-    return queries.index(query)
-
-
 def _draw_column(ax, x, tokens, label, colour, align, shown):
     """Write a column of tokens under its label; tokens that are not shown are muted."""
     for i, token in enumerate(tokens):
@@ -178,12 +134,16 @@ def attention_lines(weights, keys, queries, query=None, title=None, ax=None, key
     (index or unique token) keeps one word's curves; weights under `threshold` are left out.
     Returns the axes. Raises ValueError as attention_heatmap does.
     """
-    panels = _panels(weights)
-    for panel in panels:
-        keys = as_tokens(keys, panel.shape[1], "keys", "weights have")
-        queries = as_tokens(queries, panel.shape[0], "queries", "weights have")
-    rows, columns = panels[0].shape
-    shown = range(rows) if query is None else [_query_index(query, queries)]
+    panels = as_heads(weights)
+    rows, columns = panels.shape[1:]
+    keys = as_tokens(keys, columns, "keys", "weights have")
+    queries = as_tokens(queries, rows, "queries", "weights have")
+    if isinstance(query, str):
+        if (times := queries.count(query)) != 1:
+            raise ValueError(f"query {query!r} occurs {times} times among the queries: give its "
+                             "index")
+        query = queries.index(query)
+    shown = range(rows) if query is None else [range(rows)[query]]
     ax = new_axes(ax, 4.6, 0.27 * max(rows, columns) + 0.9)
     table = [(head + 1, i, queries[i], j, keys[j], float(panel[i, j]))
              for head, panel in enumerate(panels) for i in shown for j in range(columns)]
@@ -229,34 +189,31 @@ def attention_overview(weights, keys=None, queries=None, title=None):
                 ax.axis("off")
                 continue
             ax.imshow(layer[column], cmap=SEQUENTIAL, vmin=0, vmax=1, aspect="equal")
-            head = f"head {column + 1}" if row == 0 else ""
-            ax.set_title(head, loc="center", fontsize=9.5, pad=4)
+            ax.set_title(f"head {column + 1}" * (row == 0), loc="center", fontsize=9.5, pad=4)
             ax.set_ylabel(name if column == 0 else "", fontsize=9.5, parse_math=False)
             ax.spines[:].set(visible=True, color=COLOURS["grid"])
             remember(ax, ("layer", "head", "query index", "query", "key index", "key", "weight"),
                      [(name, column + 1, i, query_tokens[i], j, key_tokens[j], float(weight))
                       for (i, j), weight in np.ndenumerate(layer[column])])
     figure.suptitle(title or "", x=0.01, ha="left")
-    caption = "in each square: queries from top to bottom, keys from left to right"
-    figure.supxlabel(caption, fontsize=9)
+    figure.supxlabel("in each square: queries from top to bottom, keys from left to right",
+                     fontsize=9)
     make_literal(figure)
     return figure
 
 # %% ../../notebooks/93_charts_attention.ipynb #ff08960e
 def _mask_matrix(mask, queries):
     """Return a mask as a boolean (queries, keys) matrix: one row serves all queries."""
-    mask = as_array(mask, "mask")
-    if mask.dtype != bool and not np.isin(mask, (0, 1)).all():
+    mask = np.atleast_2d(as_array(mask, "mask"))
+    if not np.isin(mask, (0, 1)).all():
         raise ValueError("mask must be boolean, True = may attend, got other numbers; "
                          "if additive, pass mask == 0")
-    mask, shape = mask.astype(bool), mask.shape
-    while mask.ndim > 2 and mask.shape[0] == 1:
-        mask = mask[0]
-    if mask.ndim not in (1, 2) or not mask.size:
-        raise ValueError(f"mask must be (queries, keys) for one sentence, got shape {shape}: "
+    rows, columns = mask.shape[-2:]
+    if not mask.size == rows * columns > 0:
+        raise ValueError(f"mask must be (queries, keys) for one sentence, got shape {mask.shape}: "
                          "choose one, as in mask[0]")
-    mask = np.atleast_2d(mask)
-    return np.repeat(mask, len(queries), axis=0) if queries is not None and len(mask) == 1 else mask
+    mask = mask.reshape(rows, columns).astype(bool)
+    return np.repeat(mask, len(queries), axis=0) if queries is not None and rows == 1 else mask
 
 # %% ../../notebooks/93_charts_attention.ipynb #2bacf4ce
 def mask_chart(mask, keys=None, queries=None, title=None, ax=None, legend=True):

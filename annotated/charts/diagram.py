@@ -13,17 +13,6 @@ from matplotlib.patches import Circle, FancyBboxPatch, Rectangle
 from annotated.charts.theme import COLOURS, new_axes, remember
 
 # %% ../../notebooks/74_diagram.ipynb #1f91387f
-PARTS = {
-    "transformer": "the whole model", "encoder": "the left stack", "decoder": "the right stack",
-    "stacks": "both stacks with their sub-layers",
-    "residual": "residual connections and layer normalisation",
-    "attention": "the dot-product core inside each attention",
-    "multi_head": "the three multi-head attentions", "feed_forward": "the position-wise networks",
-    "embeddings": "both embeddings and the tied output projection",
-    "softmax": "the softmax over the vocabulary", "positional": "the positional encodings",
-    "masking": "both masks and the masked self-attention", "data": "source and target tokens",
-    "training": "the shifted target and the loss", "decoding": "the output fed back as input",
-}
 _ENC, _DEC = "transformer stacks encoder", "transformer stacks decoder"
 # (parts, x, y, width, height, colour, text), one row a box; an empty text makes a frame
 _BOXES = [
@@ -84,6 +73,7 @@ _NOTES = [
     ("transformer masking", 53.5, 30.2, 0, "causal"),
     ("decoding", 109.8, 60, 90, "decoding: the new token becomes input"),
 ]
+PARTS = tuple(dict.fromkeys(" ".join(row[0] for row in [*_BOXES, *_LINES, *_NOTES]).split()))
 
 # %% ../../notebooks/74_diagram.ipynb #9f6773e7
 def _ink(lit):

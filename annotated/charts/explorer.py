@@ -6,6 +6,7 @@
 __all__ = ['attention_explorer', 'decode_stepper']
 
 # %% ../../notebooks/75_explorer.ipynb #79a00004
+import altair as alt
 import matplotlib
 import numpy as np
 
@@ -33,17 +34,12 @@ def _per_layer(tokens, weights, axis, name):
     """Return {layer: tokens} from one list or a dict of lists, checked against the weights."""
     given = tokens if isinstance(tokens, dict) else dict.fromkeys(weights, tokens)
     given = {as_text(layer): those for layer, those in given.items()}
-    missing = [layer for layer in weights if layer not in given]
-    if missing:
-        raise ValueError(f"{name} lack the layers {missing}")
     return {layer: as_tokens(given[layer], array.shape[axis], name, f"weights of {layer!r} have")
             for layer, array in weights.items()}
 
 
 def _token_axis(tokens, label, colour, orient):
     """Return an Altair axis that takes its labels by number from the list `tokens` names."""
-    import altair as alt
-
     turned = {"labelAngle": -45, "labelAlign": "left"} if orient == "top" else {}
     return alt.Axis(title=label, titleColor=theme(colour), orient=orient, labelLimit=160,
                     ticks=False, domain=False, labelExpr=f"{tokens}[toNumber(datum.value)]",
@@ -52,16 +48,12 @@ def _token_axis(tokens, label, colour, orient):
 # %% ../../notebooks/75_explorer.ipynb #97b267f5
 def _menu(name, options):
     """Return an Altair parameter with a menu of its values; the first is chosen."""
-    import altair as alt
-
     bind = alt.binding_select(options=options, name=f"{name} ")
     return alt.param(name=name, value=options[0], bind=bind)
 
 
 def _layer_menu(weights, keys, queries):
     """Return a menu of the layers, and {name: list} of all that the charts look up by number."""
-    import altair as alt
-
     numbers = [np.round(array, 4).tolist() for array in weights.values()]
     menus = [_menu("layer", list(weights)), alt.param(name="at", expr="indexof(layers, layer)")]
     return menus, {"layers": list(weights), "weights": numbers, "keys": list(keys.values()),
@@ -73,8 +65,6 @@ def _heat_chart(weights, rows, head, query, row_axis, key_axis, most=34):
 
     Its data are cell numbers alone: weights and tokens are looked up in the chart's parameters.
     """
-    import altair as alt
-
     columns = max(array.shape[2] for array in weights.values())
     step = alt.Step(max(14, min(most, 420 // columns)))
     there = (f"{head} < length(weights[at]) && {query} < length(queries[at]) && "
@@ -117,20 +107,17 @@ def attention_explorer(weights, keys, queries, title=None, key_label="key", quer
 # %% ../../notebooks/75_explorer.ipynb #2c89c358
 def _candidates(output, likeliest, beams):
     """Check a replay; return candidates and beams as [[(text, number), …], …], the best first."""
-    likeliest = [list(step.items() if isinstance(step, dict) else step) for step in likeliest]
-    beams = [list(step) for step in beams or ()]
     for name, steps in (("likeliest", likeliest), ("beams", beams)):
-        if len(steps) != len(output) and (steps or name == "likeliest"):
-            given = f"{len(output)} output tokens were given"
-            raise ValueError(f"{name} has {len(steps)} steps but {given}")
+        if steps is not None and len(steps) != len(output):
+            raise ValueError(f"{name} has {len(steps)} steps but {len(output)} output tokens were "
+                             "given")
     return [[sorted(((as_text(text), round(float(number), 4)) for text, number in step),
-                    key=lambda pair: -pair[1]) for step in steps] for steps in (likeliest, beams)]
+                    key=lambda pair: -pair[1]) for step in steps or ()]
+            for steps in (likeliest, beams)]
 
 # %% ../../notebooks/75_explorer.ipynb #fb12e58b
 def _ranked_chart(name, steps):
     """Return an Altair chart of one step of [[(text, number), …], …], the parameter `name`."""
-    import altair as alt
-
     return alt.Chart(alt.sequence(0, max(map(len, steps)), as_="rank")).transform_filter(
         f"datum.rank < length({name}[step - 1])",
     ).transform_calculate(
@@ -141,8 +128,6 @@ def _ranked_chart(name, steps):
 
 def _replay_panels(likeliest, beams):
     """Return the panels of a replay that are lists: candidates as bars, and the beam if any."""
-    import altair as alt
-
     letters = {"baseline": "middle", "fontSize": 12, "fill": theme("text"), "tooltip": None}
     listed = _ranked_chart("likeliest", likeliest)
     number = alt.Text("number:Q", format=".3f")
@@ -169,13 +154,11 @@ def decode_stepper(output, likeliest, source, cross, beams=None, title=None, sta
     """Return an Altair chart that replays a translation (section 6.1) under a slider for the step.
 
     output: the tokens written, one per step, the end token too. likeliest: for each step the best
-    next tokens, as {token: probability} or pairs. cross: cross-attention over the `source` tokens,
+    next tokens as pairs (token, probability). cross: cross-attention over the `source` tokens,
     (heads, steps, source) or layers of it as in attention_explorer. beams: for each step the
     hypotheses as pairs (text, score). start: the step shown first. Raises ValueError where these
     do not fit together.
     """
-    import altair as alt
-
     weights = as_layers(cross)
     output = as_tokens(output, len(output), "output", "the output has")
     likeliest, beams = _candidates(output, likeliest, beams)

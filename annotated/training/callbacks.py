@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from annotated.results import write_json_lines
 from annotated.training.distributed import ranks, run_on_rank_zero
+from annotated.training.run_state import save_run
 
 # %% ../../notebooks/86_callbacks.ipynb #bee95b14
 class Callback:
@@ -56,7 +57,7 @@ class ProgressBar(Callback):
     """A bar on standard error, on rank 0: steps, real target tokens per second, the last row."""
 
     def __init__(self):
-        self.bar, self.last = None, ""
+        self.bar, self.last = tqdm(disable=True), ""
 
     def on_start(self, run):
         self.bar = tqdm(desc="training", unit="step", initial=run.step, total=run.config.steps,
@@ -71,8 +72,7 @@ class ProgressBar(Callback):
         self.bar.update()
 
     def close(self):
-        if self.bar is not None:
-            self.bar.close()
+        self.bar.close()
 
 
 class LogFile(Callback):
@@ -140,9 +140,11 @@ class InterruptHandler(Callback):
                 self.before[number] = signal.signal(number, request)
 
     def on_end(self, run):
-        if run.interrupted and ranks()[0] == 0:
-            print(f"interrupted after step {run.step}: the checkpoint is saved, the same command "
-                  "with --resume goes on from it", file=sys.stderr)
+        if run.interrupted and not run.finished:
+            if ranks()[0] == 0:
+                print(f"interrupted after step {run.step}: the checkpoint is saved, the same "
+                      "command with --resume goes on from it", file=sys.stderr)
+            sys.exit(INTERRUPTED)
 
     def close(self):
         for number, before in self.before.items():
@@ -154,41 +156,34 @@ class CheckpointWriter(Callback):
 
     def __init__(self, run_folder, tokenizer=None):
         self.run_folder, self.tokenizer = run_folder, tokenizer
-        self.pool, self.last = ThreadPoolExecutor(1), None
+        self.pool = ThreadPoolExecutor(1)
+        self.last = self.pool.submit(int)  # the task of the last checkpoint: nothing so far
 
     def on_step(self, run):
-        self.wait(only_if_done=True)  # an error there ends the run
+        if self.last.done():
+            self.last.result()  # raises its error, if there was one
         scheduled = run.finished or run.step % run.config.save_every == 0
         if scheduled or run.interrupted:
-            run.save(self.run_folder, self.tokenizer, scheduled, self.start)
+            save_run(run, self.run_folder, self.tokenizer, scheduled, self.start)
+
+    def start(self, task, *arguments):
+        """Start a task in the thread as soon as the one before has ended."""
+        self.last.result()
+        self.last = self.pool.submit(task, *arguments)
 
     def on_end(self, run):
-        run_on_rank_zero(self.wait)
+        run_on_rank_zero(self.last.result)
 
     def close(self):
         self.pool.shutdown()
 
-    def start(self, task, *args):
-        """Start a task in the thread as soon as the one before has ended."""
-        self.wait()
-        self.last = self.pool.submit(task, *args)
-
-    def wait(self, only_if_done=False):
-        """Wait for the last task, and raise its error if there was one."""
-        if self.last is not None and (self.last.done() or not only_if_done):
-            last, self.last = self.last, None
-            last.result()
-
 # %% ../../notebooks/86_callbacks.ipynb #30bc64f0
 def default_callbacks(config, show_progress=False, run_folder=None, tokenizer=None, report=None):
     """The callbacks that the arguments of `train` ask for."""
-    chosen = []
-    if run_folder is not None:
-        chosen += [LogFile(run_folder)]
-    if report is not None:
-        chosen += [Reporter(report)]
+    chosen = [] if report is None else [Reporter(report)]
     if config.patience:
         chosen += [EarlyStopping(config.patience)]
     if run_folder is not None:
-        chosen += [CheckpointWriter(run_folder, tokenizer), InterruptHandler()]
+        chosen = [LogFile(run_folder), *chosen, CheckpointWriter(run_folder, tokenizer),
+                  InterruptHandler()]
     return [*chosen, ProgressBar()] if show_progress else chosen

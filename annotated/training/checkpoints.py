@@ -7,7 +7,6 @@ __all__ = ['Checkpoint', 'save_checkpoint', 'load_checkpoint', 'book_model', 'av
 
 # %% ../../notebooks/16_checkpoints.ipynb #fe16c6f8
 import json
-import os
 import secrets
 import shutil
 import sys
@@ -21,17 +20,16 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 import annotated
-from annotated.data.tokenizers import TOKENIZERS, Tokenizer, load_tokenizer
+from annotated.data.tokenizers import TOKENIZERS, load_tokenizer
 from annotated.files import sha256_of, whole_folder, write_json
 from annotated.model.transformer import Transformer, TransformerConfig
+from annotated.results import read_json
 from annotated.training.builders import BUILDERS, build_model, builder_of, foreign_part
-from annotated.training.distributed import broadcast_state, run_on_rank_zero
 
 # %% ../../notebooks/16_checkpoints.ipynb #7ba4f0bc
 WEIGHTS, CONFIG, TOKENIZER = "model.safetensors", "config.json", "tokenizer.json"
 INFO, MANIFEST = "info.json", "manifest.json"
 OPTIMIZER, PROGRESS = "optimizer.safetensors", "progress.json"  # of training checkpoints only
-UNNAMED = "unnamed"  # builder of a training checkpoint whose model no known builder makes
 
 # %% ../../notebooks/16_checkpoints.ipynb #a4cade28
 @dataclass
@@ -42,49 +40,30 @@ class Checkpoint:
     tokenizer: object
     info: dict
 
-# %% ../../notebooks/16_checkpoints.ipynb #00dba773
-def _check_savable(model, tokenizer, facts):
-    """Raise a TypeError or a ValueError that names what a checkpoint cannot hold."""
-    if not isinstance(model, Transformer):
-        hint = "give the Transformer itself (model.module of a distributed one)"
-        raise TypeError(f"model is a {type(model).__name__}: {hint}")
-    if tokenizer is not None and not isinstance(tokenizer, Tokenizer):
-        hint = "give a subclass of Tokenizer, or None"
-        raise TypeError(f"tokenizer is a {type(tokenizer).__name__}: {hint}")
-    if tokenizer is not None and (kind := tokenizer.as_dict()["kind"]) not in TOKENIZERS:
-        raise ValueError(f"the tokenizer's kind {kind!r} is not in TOKENIZERS, so it could not be "
-                         f"loaded: add its class, TOKENIZERS[{kind!r}] = "
-                         f"{type(tokenizer).__name__}")
-    if tokenizer is not None and len(tokenizer) > model.config.vocab_size:
-        size = f"{len(tokenizer)} pieces, the model vocab_size={model.config.vocab_size}"
-        hint = "save each model with the tokenizer that it was trained with"
-        raise ValueError(f"the tokenizer has {size}: {hint}")
-    for name, fact in facts.items():
-        try:
-            json.dumps(fact)
-        except (TypeError, ValueError) as error:
-            hint = "give numbers, strings, lists or dicts"
-            got = f"{name}={fact!r:.80} is nothing JSON can hold ({error})"
-            raise TypeError(f"{got}: {hint}") from None
-
 # %% ../../notebooks/16_checkpoints.ipynb #6ade49bc
-def checkpoint_contents(model, tokenizer=None, optimizer=None, progress=None, **info):
+def checkpoint_contents(model, tokenizer, info, optimizer=None, progress=None):
     """{file name: its content}, in copies that further training does not change.
 
-    Arguments and errors as of `save_checkpoint`.
+    optimizer, progress (a dict): of a training checkpoint. Errors as of `save_checkpoint`.
     """
-    if (optimizer is None) != (progress is None):
-        raise TypeError("only one of optimizer and progress: a run resumes with both, "
-                        "give the other")
-    _check_savable(model, tokenizer, {**info, "progress": progress})
+    if not isinstance(model, Transformer):
+        raise TypeError(f"model is a {type(model).__name__}: give the Transformer itself "
+                        "(model.module of a distributed one)")
+    tensors, contents = {WEIGHTS: model.state_dict()}, {CONFIG: asdict(model.config)}
+    if tokenizer is not None:
+        kind, size = tokenizer.as_dict()["kind"], len(tokenizer)
+        if kind not in TOKENIZERS:
+            raise ValueError(f"the tokenizer's kind {kind!r} is not in TOKENIZERS, so it could not "
+                             "be loaded: add its class")
+        if size > model.config.vocab_size:
+            raise ValueError(f"the tokenizer has {size} pieces, the model vocab_size="
+                             f"{model.config.vocab_size}: save each model with its own tokenizer")
+        contents[TOKENIZER] = tokenizer
     builder, foreign = builder_of(model), foreign_part(model)
     if foreign and optimizer is None:
         raise ValueError(f"the builder {builder!r} would not make {foreign}: give what builds the "
                          "model a name in BUILDERS, and build it with build_model(config, name)")
-    info["builder"] = UNNAMED if foreign else builder
-    tensors, contents = {WEIGHTS: model.state_dict()}, {CONFIG: asdict(model.config), INFO: info}
-    if tokenizer is not None:
-        contents[TOKENIZER] = tokenizer
+    contents[INFO] = {**info, "builder": "unnamed" if foreign else builder}
     if optimizer is not None:  # its state: {number of the weight: {"step": …, "exp_avg": …, …}}
         tensors[OPTIMIZER] = {f"{number}.{key}": tensor
                               for number, entry in optimizer.state_dict()["state"].items()
@@ -95,101 +74,69 @@ def checkpoint_contents(model, tokenizer=None, optimizer=None, progress=None, **
                           for name, tensor in named.items()}
     return contents
 
-
-def _write_weights(path, tensors):
-    """Write tensors to a file; the library's own error for a full disk becomes an OSError."""
-    try:
-        save_file(tensors, path)
-    except SafetensorError as error:
-        raise OSError(f"{path.name} could not be written ({error}): make room") from None
-
-
+# %% ../../notebooks/16_checkpoints.ipynb #ck16wr01
 def write_checkpoint(folder, contents):
     """Write what `checkpoint_contents` returned, and a manifest, into a new folder."""
     with whole_folder(folder) as part:
         for file, content in contents.items():
-            if file in (WEIGHTS, OPTIMIZER):
-                _write_weights(part / file, content)
-            elif file == TOKENIZER:
+            if file == TOKENIZER:
                 content.save(part / file)
+            elif file in (WEIGHTS, OPTIMIZER):
+                try:
+                    save_file(content, part / file)
+                except SafetensorError as error:  # the disk is full, say
+                    raise OSError(f"{folder}, file {file}, could not be written: {error}") from None
             else:
                 write_json(part / file, content)
         digests = {path.name: sha256_of(path) for path in sorted(part.iterdir())}
         write_json(part / MANIFEST, {"format": 1, "files": digests})
 
 # %% ../../notebooks/16_checkpoints.ipynb #2b0819b3
-def save_checkpoint(folder, model, tokenizer=None, *, optimizer=None, progress=None, **info):
+def save_checkpoint(folder, model, tokenizer=None, **info):
     """Save weights, configuration, tokenizer and the JSON facts `info` in a new folder.
 
-    With an `optimizer` it is a training checkpoint: the optimiser's state and the dict `progress`
-    go in as well, for `load_progress`. The name of the model's builder is saved too. Raises
-    FileExistsError for a folder that exists, TypeError for a model, tokenizer or fact that cannot
-    be saved and for only one of `optimizer` and `progress`, ValueError for a tokenizer that has
-    more pieces than the model knows or is not in TOKENIZERS, and, except for a training checkpoint,
-    for a model with a part that its builder would not make.
+    The name of the model's builder is saved too. Raises FileExistsError for a folder that exists,
+    TypeError for a model that is no Transformer and for a fact that JSON cannot hold, ValueError
+    for a tokenizer that has more pieces than the model knows or is not in TOKENIZERS, and for a
+    model with a part that its builder would not make.
     """
-    write_checkpoint(folder, checkpoint_contents(model, tokenizer, optimizer, progress, **info))
+    write_checkpoint(folder, checkpoint_contents(model, tokenizer, info))
 
 # %% ../../notebooks/16_checkpoints.ipynb #22647c76
 def _damaged(folder, name, why):
     """The error for a folder that cannot be loaded: folder, file, what is wrong, what to do."""
-    hint = "restore the folder from a copy, or save or train the model again"
-    return ValueError(f"checkpoint {folder}, file {name}: {why}; {hint}")
-
-
-def _read_json(folder, name):
-    """The dict in a JSON file of a checkpoint; ValueError if there is anything else in it."""
-    try:
-        value = json.loads((folder / name).read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise _damaged(folder, name, f"not JSON ({error})") from None
-    if not isinstance(value, dict):
-        raise _damaged(folder, name, f"a {type(value).__name__} stands where an object is expected")
-    return value
+    return ValueError(f"checkpoint {folder}, file {name}: {why}; restore the folder from a copy, "
+                      "or save or train the model again")
 
 # %% ../../notebooks/16_checkpoints.ipynb #739b5ab0
 def check_folder(folder, training=False):
     """Compare the files of a checkpoint with its manifest; return {file name: SHA-256}.
 
-    training: it must be one to resume from; what only training reads is compared as well.
-    FileNotFoundError for what is missing, ValueError for what is damaged, LookupError for a whole
-    checkpoint that only lacks the optimiser.
+    training: what only training reads is compared as well. FileNotFoundError for what is missing,
+    ValueError for what is damaged.
     """
-    if not folder.is_dir():
+    if not (folder / MANIFEST).is_file():
         raise FileNotFoundError(f"there is no folder {folder} with a {MANIFEST}: name one that "
                                 "save_checkpoint wrote")
-    if not (folder / MANIFEST).is_file():
-        hint = "name a folder that save_checkpoint wrote, or restore the file from a copy"
-        raise FileNotFoundError(f"checkpoint {folder}, file {MANIFEST}: missing; {hint}")
-    manifest, of_training = _read_json(folder, MANIFEST), {OPTIMIZER, PROGRESS}
-    files = manifest.get("files")
-    known = manifest.get("format") == 1 and isinstance(files, dict)
-    if not known or files.keys() - of_training - {TOKENIZER} != {WEIGHTS, CONFIG, INFO}:
+    manifest, of_training = read_json(folder / MANIFEST), {OPTIMIZER, PROGRESS}
+    known = isinstance(manifest, dict) and manifest.get("format") == 1
+    files = manifest.get("files") if known else None
+    if (not isinstance(files, dict)
+            or files.keys() - of_training - {TOKENIZER} != {WEIGHTS, CONFIG, INFO}):
         raise _damaged(folder, MANIFEST, "not a manifest that this version can read")
     for name in [name for name in files if training or name not in of_training]:
-        if not (folder / name).is_file():
-            raise FileNotFoundError(f"checkpoint {folder}, file {name}: missing; restore it from a "
-                                    "copy of the folder")
         if sha256_of(folder / name) != files[name]:
             raise _damaged(folder, name,
                            f"not what was saved, its SHA-256 is another than {MANIFEST} says")
-    if training and not of_training <= files.keys():
-        raise LookupError(f"checkpoint {folder} holds no {OPTIMIZER}, or no {PROGRESS}: it serves "
-                          "for averages, not for going on")
     return files
 
 # %% ../../notebooks/16_checkpoints.ipynb #d9251b79
 def _read_weights(folder):
     """The (configuration, weights) of a checkpoint whose files have been checked."""
-    fields = _read_json(folder, CONFIG)
     try:
-        config = TransformerConfig(**fields)
-    except (TypeError, ValueError) as error:
-        raise _damaged(folder, CONFIG, f"not a configuration of this version ({error})") from None
-    try:
-        return config, load_file(folder / WEIGHTS)
-    except (SafetensorError, ValueError) as error:
-        raise _damaged(folder, WEIGHTS, f"not a safetensors file ({error})") from None
+        return TransformerConfig(**read_json(folder / CONFIG)), load_file(folder / WEIGHTS)
+    except (TypeError, ValueError, SafetensorError) as error:
+        raise _damaged(folder, f"{CONFIG} or {WEIGHTS}", f"not of this version ({error})") from None
 
 # %% ../../notebooks/16_checkpoints.ipynb #9c4ddf67
 def load_checkpoint(folder, device="cpu", build=None):
@@ -198,11 +145,11 @@ def load_checkpoint(folder, device="cpu", build=None):
     build: a function of the configuration, in place of the builder that the checkpoint names.
     Weights keep their precision; but float16, which halves a file, becomes fp32. Raises
     FileNotFoundError for what is missing, ValueError for what is damaged or foreign, and for a
-    builder that is not in BUILDERS; all name folder and file.
+    builder that is not in BUILDERS; all name the folder or the file.
     """
     folder = Path(folder)
     files = check_folder(folder)
-    (config, weights), info = _read_weights(folder), _read_json(folder, INFO)
+    (config, weights), info = _read_weights(folder), read_json(folder / INFO)
     builder = info.pop("builder", "transformer")
     if build is None and builder not in BUILDERS:
         raise ValueError(f"checkpoint {folder}, file {INFO}: the builder {builder!r} is not in "
@@ -218,49 +165,8 @@ def load_checkpoint(folder, device="cpu", build=None):
         first = str(error).split("\n")[1].strip()
         raise _damaged(folder, WEIGHTS,
                        f"its weights are not those of {CONFIG} ({first:.200})") from None
-    tokenizer = None
-    if TOKENIZER in files:
-        try:
-            tokenizer = load_tokenizer(folder / TOKENIZER)
-        except ValueError as error:
-            raise _damaged(folder, TOKENIZER, f"not a tokenizer ({error})") from None
+    tokenizer = load_tokenizer(folder / TOKENIZER) if TOKENIZER in files else None
     return Checkpoint(model.to(device).eval(), tokenizer, info)
-
-# %% ../../notebooks/16_checkpoints.ipynb #bff71e60
-def first_difference(before, now):
-    """(what, name, before, now) of the first fact that has changed, or None.
-
-    A fact is a value, or a dict of named ones.
-    """
-    for what, fact in now.items():
-        if before.get(what) != fact:
-            old, new = (value if isinstance(value, dict) else {what: value}
-                        for value in (before.get(what), fact))
-            name = next(name for name in new | old if new.get(name) != old.get(name))
-            return what, name, old.get(name), new.get(name)
-    return None
-
-
-def load_progress(folder, model, optimizer, facts):
-    """Restore model and optimiser in place from a training checkpoint; return its `progress`.
-
-    facts: a dict that must equal `progress["facts"]`; ValueError names the checkpoint and the first
-    that does not.
-    """
-    progress = _read_json(folder, PROGRESS)
-    difference = first_difference(progress.get("facts", {}), json.loads(json.dumps(facts)))
-    if difference is not None:
-        what, name, before, now = difference
-        hint = "resume with what it was made with, or give a new run folder"
-        raise ValueError(f"checkpoint {folder} was made with another {what} ({name} was "
-                         f"{before!r:.40} and is now {now!r:.40}): {hint}")
-    model.load_state_dict(_read_weights(folder)[1])
-    state = {}
-    for name, tensor in load_file(folder / OPTIMIZER).items():
-        number, key = name.split(".")
-        state.setdefault(int(number), {})[key] = tensor.clone()
-    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
-    return progress
 
 # %% ../../notebooks/16_checkpoints.ipynb #e46a0c16
 def run_checkpoints(run_folder, scheduled=False):
@@ -274,12 +180,10 @@ def run_checkpoints(run_folder, scheduled=False):
 
 
 def _on_schedule(folder):
-    """False for a checkpoint whose info says so; damage is found when it is loaded."""
-    try:
-        info = json.loads((folder / "info.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return True
-    return not isinstance(info, dict) or info.get("scheduled", True)
+    """False for a checkpoint whose info says so."""
+    with suppress(OSError, ValueError):  # damage is reported where it is loaded
+        return read_json(folder / INFO).get("scheduled", True)
+    return True
 
 # %% ../../notebooks/16_checkpoints.ipynb #dd689b34
 def newest_checkpoint(run_folder):
@@ -290,38 +194,30 @@ def newest_checkpoint(run_folder):
     """
     for left in Path(run_folder).glob(".step-*.part-*"):
         shutil.rmtree(left, ignore_errors=True)
-    folders, without = run_checkpoints(run_folder), []
-    for folder in reversed(folders):
+    for folder in reversed(run_checkpoints(run_folder)):
         try:
-            check_folder(folder, training=True)
-            return folder
-        except LookupError:
-            without.append(folder.name)
+            if {OPTIMIZER, PROGRESS} <= check_folder(folder, training=True).keys():
+                return folder
         except (OSError, ValueError) as error:
             aside = folder.with_name(f"damaged-{folder.name}-{secrets.token_hex(2)}")
             folder.rename(aside)
             print(f"put aside as {aside.name}: {error}", file=sys.stderr)
-    number = len(folders) or len(list(Path(run_folder).glob("damaged-step-*")))  # put aside before
-    if number:
-        older = f" ({', '.join(without)} lack the optimiser)" if without else ""
-        raise ValueError(f"run folder {run_folder}: none of its {number} checkpoints is "
-                         f"whole{older}; give a new one")
+    if any(Path(run_folder).glob("*step-*")):
+        raise ValueError(f"run folder {run_folder}: each of its checkpoints is damaged or lacks "
+                         "the optimiser; give a new one")
     return None
 
-# %% ../../notebooks/16_checkpoints.ipynb #6a3029fc
-def load_newest(run_folder, model, optimizer, facts):
-    """Restore the newest complete checkpoint of a run on all ranks; returns its progress, or None.
-
-    Rank 0 reads. Errors as of `newest_checkpoint` and `load_progress`, on all ranks.
-    """
-    def read():
-        newest = newest_checkpoint(run_folder)
-        return newest and load_progress(newest, model, optimizer, facts)
-
-    progress = run_on_rank_zero(read)
-    if progress is not None:
-        broadcast_state(model, optimizer)
-    return progress
+# %% ../../notebooks/16_checkpoints.ipynb #ck16rd01
+def read_newest(run_folder):
+    """(weights, optimiser's state, progress) of a run's newest complete checkpoint, or None."""
+    folder = newest_checkpoint(run_folder)
+    if folder is None:
+        return None
+    state = {}
+    for name, tensor in load_file(folder / OPTIMIZER).items():
+        number, key = name.split(".")
+        state.setdefault(int(number), {})[key] = tensor.clone()  # the file may change later
+    return _read_weights(folder)[1], state, read_json(folder / PROGRESS)
 
 # %% ../../notebooks/16_checkpoints.ipynb #e5745070
 RESUMABLE = 2  # newest checkpoints that a run can resume from; older ones only serve for averages
@@ -338,7 +234,7 @@ def remove_old_checkpoints(run_folder, keep):
 # %% ../../notebooks/16_checkpoints.ipynb #ba4e05d2
 def drop_optimizer(folder):
     """Remove the optimiser from a training checkpoint, whose weights still serve for averages."""
-    manifest = _read_json(folder, MANIFEST)
+    manifest = read_json(folder / MANIFEST)
     if manifest["files"].pop(OPTIMIZER, None) is not None:
         write_json(folder / MANIFEST, manifest)
     (folder / OPTIMIZER).unlink(missing_ok=True)
@@ -364,11 +260,10 @@ def average_checkpoints(paths):
     Raises ValueError for no folder at all, and for two whose configurations, weights or tokenizers
     differ in kind (both are named); for missing and damaged files as `load_checkpoint` does.
     """
-    folders = [] if isinstance(paths, (str, os.PathLike)) else [Path(path) for path in paths]
+    first, total, folders = None, {}, [Path(path) for path in paths]
     if not folders:
         raise ValueError(f"paths={paths!r} is invalid: give a list of at least one checkpoint "
                          "folder")
-    first, total = None, {}
     for folder in folders:
         tokenizer = check_folder(folder).get(TOKENIZER)
         config, weights = _read_weights(folder)
@@ -377,8 +272,8 @@ def average_checkpoints(paths):
         first = first or kind
         for what in kind:
             if kind[what] != first[what]:
-                hint = "average checkpoints of one training run"
-                raise ValueError(f"{folders[0]} and {folder} have different {what}: {hint}")
+                raise ValueError(f"{folders[0]} and {folder} have different {what}: average "
+                                 "checkpoints of one training run")
         for name, tensor in weights.items():
             total[name] = total.get(name, 0) + tensor.double()
     return {name: (tensor / len(folders)).to(first["weights"][name][1])

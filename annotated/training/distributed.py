@@ -13,8 +13,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 # %% ../../notebooks/87_distributed.ipynb #188be16a
@@ -48,35 +47,29 @@ def all_gather(value):
 # %% ../../notebooks/87_distributed.ipynb #575af8c4
 def run_on_rank_zero(function):
     """Call a function on rank 0 and return its result on all ranks; its errors end all ranks."""
-    rank, world = ranks()
-    if world == 1:
-        return function()
-    result, error = None, None
-    if rank == 0:
+    shared = [None, None]  # result, error
+    if ranks()[0] == 0:
         try:
-            result = function()
-        except (OSError, ValueError) as raised:
-            error = raised
-    shared = [result, error]
-    dist.broadcast_object_list(shared)
+            shared[0] = function()
+        except (OSError, ValueError) as error:
+            shared[1] = error
+    if ranks()[1] > 1:
+        dist.broadcast_object_list(shared)
     if shared[1] is not None:
         raise shared[1]
     return shared[0]
 
 # %% ../../notebooks/87_distributed.ipynb #3a7736db
 def choose_device(name):
-    """The name of a device; for "auto", the first available of cuda, mps and cpu.
+    """The name of a device; for "auto", that of the accelerator here, or "cpu".
 
     Rank 0 prints the choice on standard error. Several processes cannot share mps: Gloo has none.
     """
     if name != "auto":
         return name
-    if torch.cuda.is_available():
-        name = "cuda"
-    elif torch.backends.mps.is_available() and int(os.environ.get("WORLD_SIZE", 1)) == 1:
-        name = "mps"
-    else:
-        name = "cpu"
+    best = torch.accelerator.current_accelerator(check_available=True)
+    alone = int(os.environ.get("WORLD_SIZE", 1)) == 1
+    name = best.type if best is not None and (alone or best.type != "mps") else "cpu"
     if int(os.environ.get("RANK", 0)) == 0:
         print(f"The device is {name}; --device names another.", file=sys.stderr)
     return name
@@ -88,12 +81,11 @@ def check_device(name):
         device = torch.device(name)
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
-        there = {"cpu": True, "cuda": torch.cuda.is_available(),
-                 "mps": torch.backends.mps.is_available()}
-        here = [kind for kind, available in there.items() if available]
+        best = torch.accelerator.current_accelerator(check_available=True)
+        here = "cpu" if best is None else f"cpu, {best.type}"
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise ValueError(f"device {name!r} cannot be used ({reason}): this machine has "
-                         f"{', '.join(here)}") from None
+                         f"{here}") from None
     return device
 
 # %% ../../notebooks/87_distributed.ipynb #86030816
@@ -129,10 +121,8 @@ class HiddenStates(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(
-        self, source: Int[Tensor, "batch n"], target: Int[Tensor, "batch m"]
-    ) -> Float[Tensor, "batch m d_model"]:
-        """What the decoder makes of each target position."""
+    def forward(self, source, target):
+        """Of each target position (batch, m, d_model), from ids (batch, n) and (batch, m)."""
         return self.model.hidden(source, target)
 
 # %% ../../notebooks/87_distributed.ipynb #31f61c41
@@ -156,21 +146,3 @@ def seed_rank(seed, steps=0):
     steps: updates that were made before with other random numbers, which shall not come again.
     """
     torch.manual_seed(seed + (ranks()[0] << 20) + steps)  # PyTorch reads 32 bits
-
-
-def broadcast_state(model, optimizer):
-    """Give all ranks the weights and the optimiser's state of rank 0, in place."""
-    if ranks()[1] == 1:
-        return
-    state = optimizer.state_dict()
-    shapes = run_on_rank_zero(lambda: {number: {key: (tensor.shape, tensor.dtype)
-                                                for key, tensor in entry.items()}
-                                       for number, entry in state["state"].items()})
-    if ranks()[0] > 0:
-        state["state"] = {number: {key: torch.zeros(shape, dtype=dtype)
-                                   for key, (shape, dtype) in entry.items()}
-                          for number, entry in shapes.items()}
-        optimizer.load_state_dict(state)
-    for entry in (model.state_dict(), *optimizer.state_dict()["state"].values()):
-        for tensor in entry.values():
-            dist.broadcast(tensor, 0)

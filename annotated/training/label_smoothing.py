@@ -24,8 +24,7 @@ class LabelSmoothingLoss(nn.Module):
     def __init__(self, smoothing=0.1, pad_id=0, reduction="mean"):
         super().__init__()
         if type(smoothing) not in (int, float) or not 0 <= smoothing < 1:
-            hint = "give a number from 0 up to, but not including, 1"
-            raise ValueError(f"smoothing={smoothing!r} is invalid: {hint}")
+            raise ValueError(f"smoothing={smoothing!r} is invalid: give a number in [0, 1)")
         if reduction not in ("mean", "sum"):
             raise ValueError(f"reduction={reduction!r} is unknown: give 'mean' or 'sum'")
         self.smoothing, self.pad_id, self.reduction = smoothing, pad_id, reduction
@@ -52,7 +51,3 @@ class LabelSmoothingLoss(nn.Module):
     ) -> Float[Tensor, ""]:
         """The same of the logits `hidden @ weight.T`."""
         return self(hidden @ weight.T, target)
-
-    def extra_repr(self):
-        """What `print(loss)` shows between the brackets."""
-        return f"smoothing={self.smoothing}, pad_id={self.pad_id}, reduction={self.reduction!r}"

@@ -10,7 +10,7 @@ import math
 import sys
 import time
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 
 import torch
 
@@ -27,12 +27,11 @@ from annotated.data.batches import (
 from annotated.data.normalization import is_blank
 from annotated.data.tokenizers import PAD, UNKNOWN
 from annotated.model.transformer import Transformer, TransformerConfig
-from annotated.training.callbacks import INTERRUPTED, default_callbacks, hooks
-from annotated.training.checkpoints import book_model
+from annotated.training.callbacks import default_callbacks, hooks
 from annotated.training.distributed import no_sync, parallelize, ranks, seed_rank, sum_over_ranks
 from annotated.training.label_smoothing import LabelSmoothingLoss
 from annotated.training.loader import PAD_TO_MULTIPLE, BatchLoader
-from annotated.training.run_state import RunState, check_ranks_agree, run_facts
+from annotated.training.run_state import RunState, check_ranks_agree, resume_run, run_facts
 from annotated.training.schedule import SCHEDULES, make_optimizer
 
 # %% ../../notebooks/17_loop.ipynb #69c8bb5a
@@ -89,8 +88,8 @@ def encode_pairs(pairs, tokenizer, source_language="en", target_language="de"):
     ValueError for a language that the tokenizer does not know.
     """
     sources, targets = zip(*pairs, strict=True) if pairs else ((), ())
-    sources = tokenizer.encode_batch(list(sources), source_language)
-    return list(zip(sources, tokenizer.encode_batch(list(targets), target_language), strict=True))
+    return list(zip(tokenizer.encode_batch(list(sources), source_language),
+                    tokenizer.encode_batch(list(targets), target_language), strict=True))
 
 # %% ../../notebooks/17_loop.ipynb #847260ca
 @contextmanager
@@ -162,10 +161,10 @@ def rehearse(model, pairs, criterion, config):
         buffers = 2 + (world > 1)  # Adam's running means; what DistributedDataParallel sends
         later = [torch.empty_like(weight) for weight in model.parameters() for _ in range(buffers)]
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            shape = -(-rows // (world * config.accumulate)), width
-            ids = torch.full(shape, UNKNOWN, device=device)
-            batch = Batch(ids, ids, ids)
-            forward_backward(model, [batch], ids.numel(), criterion, config.precision)
+            rows_here = -(-rows // (world * config.accumulate))
+            ids = torch.full((rows_here, width), UNKNOWN, device=device)
+            parts = [Batch(ids, ids, ids)]
+            forward_backward(model, parts, ids.numel(), criterion, config.precision)
         del later
     except RuntimeError as error:
         if "memory" not in str(error):
@@ -195,7 +194,7 @@ def start_run(model, config, pairs, run_folder=None, tokenizer=None):
         check_ranks_agree({**run.facts, "training configuration": asdict(config),
                            "run folder": run_folder is not None})
     if run_folder is not None:
-        run.load(run_folder)
+        resume_run(run, run_folder)
     return run
 
 
@@ -243,8 +242,7 @@ def train(model, train_pairs, valid_pairs, config, show_progress=True, run_folde
     check_fit(config.max_tokens, train_pairs=train_arrays, valid_pairs=valid_arrays)
     run = start_run(model, config, (train_pairs, valid_pairs), run_folder, tokenizer)
     loader = BatchLoader(train_arrays, config, run.device)
-    if run.step:
-        loader.seek(run.position, run.step)
+    loader.seek(run.position, run.step)
     criterion = loss(config.label_smoothing, model.config.pad_id, reduction="sum")
     rehearse(model.train(), train_arrays, criterion, config)
     network, optimizer, schedule = parallelize(model), run.optimizer, run.schedule
@@ -267,8 +265,6 @@ def train(model, train_pairs, valid_pairs, config, show_progress=True, run_folde
                 call("on_validation", run, run.add_row(valid_loss, rate))
             call("on_step", run)
         call("on_end", run)
-    if not run.finished:
-        sys.exit(INTERRUPTED)
     model.eval()
     return run.log
 

@@ -16,13 +16,14 @@ import torch
 
 from annotated.model.transformer import Transformer
 from annotated.training.builders import builder_of
-from annotated.training.checkpoints import (
-    add_to_run,
-    checkpoint_contents,
-    first_difference,
-    load_newest,
+from annotated.training.checkpoints import add_to_run, checkpoint_contents, read_newest
+from annotated.training.distributed import (
+    all_gather,
+    all_reduce,
+    ranks,
+    run_on_rank_zero,
+    seed_rank,
 )
-from annotated.training.distributed import all_gather, all_reduce, ranks, seed_rank
 from annotated.training.schedule import NoamSchedule
 
 # %% ../../notebooks/85_run_state.ipynb #3c7528b6
@@ -31,20 +32,34 @@ def run_facts(model, config, pairs, tokenizer=None):
 
     pairs: the splits, each a list of pairs of ids, or something that knows its `digest`.
     """
-    digest, free = hashlib.sha256(), ["steps", "patience", "save_every", "keep_last"]
+    free = ["steps", "patience", "save_every", "keep_last", "max_skipped"]
+    free += [] if config.clip else ["clip"]  # earlier checkpoints lack it
+    digest, vocabulary = hashlib.sha256(), None
     for split in pairs:
         for part in [split.digest] if hasattr(split, "digest") else map(repr, split):
             digest.update(part.encode())
-    vocabulary = None
     if tokenizer is not None:
         vocabulary = hashlib.sha256(json.dumps(tokenizer.as_dict()).encode()).hexdigest()
-    free += ["max_skipped"] if config.clip else ["max_skipped", "clip"]  # earlier ones lack it
     training = {name: value for name, value in config.facts().items() if name not in free}
     built = {} if (name := builder_of(model)) == "transformer" else {"builder": name}
     return {"vocabulary": vocabulary, "model": asdict(model.config) | built,
             "training configuration": training, "corpus": digest.hexdigest()}
 
+# %% ../../notebooks/85_run_state.ipynb #rs85df01
+def first_difference(before, now):
+    """(what, name, before, now) of the first fact that has changed, or None.
 
+    A fact is a value, or a dict of named ones.
+    """
+    for what, fact in now.items():
+        if before.get(what) != fact:
+            old, new = (value if isinstance(value, dict) else {what: value}
+                        for value in (before.get(what), fact))
+            name = next(name for name in new | old if new.get(name) != old.get(name))
+            return what, name, old.get(name), new.get(name)
+    return None
+
+# %% ../../notebooks/85_run_state.ipynb #rs85ra01
 def check_ranks_agree(facts):
     """Raise a ValueError on all ranks unless all of them have the same facts."""
     first, *others = all_gather(facts)
@@ -56,21 +71,12 @@ def check_ranks_agree(facts):
                              f"there, {here!r:.40} here): give all processes the same")
 
 # %% ../../notebooks/85_run_state.ipynb #70787e36
-def random_state(device="cpu"):
-    """The state of the random numbers of the CPU and of a CUDA `device`, as JSON can hold it."""
-    state = {"cpu": torch.get_rng_state().numpy().tobytes().hex()}
-    if torch.device(device).type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device).numpy().tobytes().hex()
-    return state
-
-
-def set_random_state(state, device="cpu"):
-    """Put back what `random_state` returned."""
-    states = {kind: torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
-              for kind, text in state.items()}
-    torch.set_rng_state(states["cpu"])
-    if "cuda" in states and torch.device(device).type == "cuda":
-        torch.cuda.set_rng_state(states["cuda"], device)
+def generators(device="cpu"):
+    """{kind: PyTorch's generator} of the CPU and, if the device is one, of the GPU."""
+    device, used = torch.device(device), {"cpu": torch.default_generator}
+    if device.type == "cuda":
+        used["cuda"] = torch.cuda.default_generators[device.index or 0]
+    return used
 
 # %% ../../notebooks/85_run_state.ipynb #79b68685
 READ_EVERY = {"cuda": 16}  # steps from one look at a device's numbers to the next; elsewhere 1
@@ -94,7 +100,7 @@ class MetricReader:
         self.pending.append((step, torch.stack([self.flags[int(flag)], *numbers])))
         if len(self.pending) < self.every:
             return []
-        arrived = self._receive() if self.every > 1 else []
+        arrived = self._receive()
         self._send()
         return arrived if self.every > 1 else self._receive()
 
@@ -107,8 +113,7 @@ class MetricReader:
 
     def _send(self):
         (steps, rows), self.pending, event = zip(*self.pending, strict=True), [], None
-        rows = all_reduce(torch.stack(rows))
-        rows = rows.to("cpu", non_blocking=self.device.type == "cuda")
+        rows = all_reduce(torch.stack(rows)).to("cpu", non_blocking=self.device.type == "cuda")
         if self.device.type == "cuda":
             event = torch.Event(self.device)
             event.record(torch.accelerator.current_stream(self.device.index))
@@ -121,9 +126,6 @@ class MetricReader:
         if event is not None:
             event.synchronize()
         return list(zip(steps, rows.tolist(), strict=True))
-
-# %% ../../notebooks/85_run_state.ipynb #c1e14644
-SAVED = ("step", "position", "tokens", "losses", "norms", "skipped", "skipped_in_a_row", "log")
 
 # %% ../../notebooks/85_run_state.ipynb #7ebb4b46
 @dataclass
@@ -201,39 +203,53 @@ class RunState:
         self.losses, self.norms, self.skipped = [], [], []
         return row
 
-    def save(self, run_folder, tokenizer=None, scheduled=True, write=lambda task, *a: task(*a)):
-        """Copy a checkpoint and hand it to `write`, a thread's perhaps; all ranks call this.
+# %% ../../notebooks/85_run_state.ipynb #rs85sv02
+SAVED = ("step", "position", "tokens", "losses", "norms", "skipped", "skipped_in_a_row", "log")
 
-        scheduled: False for one that an interruption caused, which averages leave out.
-        """
-        self.record(self.metrics.flush())
-        states = all_gather(random_state(self.device))
-        if ranks()[0] == 0:
-            progress = {name: getattr(self, name) for name in SAVED} | {
-                "schedule": self.schedule.state_dict(), "random": states, "facts": self.facts}
-            contents = checkpoint_contents(self.model, tokenizer, self.optimizer, progress,
-                                           scheduled=scheduled)
-            write(add_to_run, run_folder, self.step, contents, self.config.keep_last)
 
-    def load(self, run_folder):
-        """Go on from the newest whole checkpoint in a run folder, if there is one.
+def save_run(run, run_folder, tokenizer, scheduled, write):
+    """Copy a checkpoint and have `write(task, *arguments)` write it; all ranks call this.
 
-        Rank 0 reads for all. ValueError on all ranks for a folder of a run with other facts, or
-        without a whole checkpoint.
-        """
-        progress = load_newest(run_folder, self.model, self.optimizer, self.facts)
-        if progress is None:
-            return
-        progress.setdefault("position", progress.get("place"))  # its name in earlier checkpoints
-        for name in SAVED:
-            setattr(self, name, progress.get(name, getattr(self, name)))
-        self.schedule.load_state_dict(progress["schedule"])
-        for group, rate in zip(self.optimizer.param_groups, self.schedule.get_last_lr(),
-                               strict=True):
-            group["lr"] = rate
-        self.finished, self.start = self.step >= self.config.steps, (time.time(), self.tokens)
-        rank, world = ranks()
-        if len(progress["random"]) == world:
-            set_random_state(progress["random"][rank], self.device)
-        else:  # another number of ranks: other dropout, but nobody repeats what was drawn
-            seed_rank(self.config.seed, steps=self.step)
+    scheduled: False for one that an interruption caused, which averages leave out.
+    """
+    run.record(run.metrics.flush())
+    states = all_gather({kind: generator.get_state().numpy().tobytes().hex()
+                         for kind, generator in generators(run.device).items()})
+    if ranks()[0] == 0:
+        progress = {name: getattr(run, name) for name in SAVED} | {
+            "schedule": run.schedule.state_dict(), "random": states, "facts": run.facts}
+        contents = checkpoint_contents(run.model, tokenizer, {"scheduled": scheduled},
+                                       run.optimizer, progress)
+        write(add_to_run, run_folder, run.step, contents, run.config.keep_last)
+
+# %% ../../notebooks/85_run_state.ipynb #rs85sv03
+def resume_run(run, run_folder):
+    """Go on from the newest whole checkpoint in a run folder, if there is one.
+
+    ValueError on all ranks for a folder of a run with other facts, or without a whole checkpoint.
+    """
+    saved = run_on_rank_zero(lambda: read_newest(run_folder))
+    if saved is None:
+        return
+    weights, state, progress = saved
+    difference = first_difference(progress["facts"], json.loads(json.dumps(run.facts)))
+    if difference is not None:
+        what, name, before, now = difference
+        raise ValueError(f"run folder {run_folder} was made with another {what} ({name} was "
+                         f"{before!r:.40} and is now {now!r:.40}): resume with what it was made "
+                         "with, or give a new run folder")
+    run.model.load_state_dict(weights)
+    run.optimizer.load_state_dict({**run.optimizer.state_dict(), "state": state})
+    progress.setdefault("position", progress.get("place"))  # its name in earlier checkpoints
+    for name in SAVED:
+        setattr(run, name, progress.get(name, getattr(run, name)))
+    run.schedule.load_state_dict(progress["schedule"])
+    for group, rate in zip(run.optimizer.param_groups, run.schedule.get_last_lr(), strict=True):
+        group["lr"] = rate  # PyTorch's schedules leave it as it was
+    run.finished, run.start = run.step >= run.config.steps, (time.time(), run.tokens)
+    rank, world = ranks()
+    if len(progress["random"]) != world:  # other dropout, but nobody repeats what was drawn
+        return seed_rank(run.config.seed, steps=run.step)
+    for kind, generator in generators(run.device).items():
+        if digits := progress["random"][rank].get(kind):
+            generator.set_state(torch.frombuffer(bytearray.fromhex(digits), dtype=torch.uint8))

@@ -15,10 +15,9 @@ def noam_rate(step, d_model, warmup, factor=1.0):
     factor * d_model^-0.5 * min(step^-0.5, step * warmup^-1.5). Raises ValueError for step, d_model
     or warmup below 1.
     """
-    for name, value in (("step", step), ("d_model", d_model), ("warmup", warmup)):
-        if not value >= 1:
-            hint = "updates are counted from 1" if name == "step" else "give at least 1"
-            raise ValueError(f"{name}={value!r} is invalid: {hint}")
+    if not min(step, d_model, warmup) >= 1:
+        raise ValueError(f"step={step!r}, d_model={d_model!r}, warmup={warmup!r}: updates count "
+                         "from 1, and neither size is below 1")
     return factor * d_model**-0.5 * min(step**-0.5, step * warmup**-1.5)
 
 # %% ../../notebooks/14_schedule.ipynb #2cfdfac8
@@ -26,8 +25,7 @@ class NoamSchedule(torch.optim.lr_scheduler.LRScheduler):
     """Sets the rate of update k to noam_rate(k), whatever rate the optimiser has (5.3).
 
     Call `step()` once after every `optimizer.step()`: once per update, not once per micro-batch.
-    Loading a state dict sets the rate of the coming update too. Raises ValueError for d_model or
-    warmup below 1.
+    Raises ValueError for d_model or warmup below 1.
     """
 
     def __init__(self, optimizer, d_model, warmup, factor=1.0):
@@ -38,13 +36,6 @@ class NoamSchedule(torch.optim.lr_scheduler.LRScheduler):
         """The rate of the coming update, for each group of parameters."""
         rate = noam_rate(self.last_epoch + 1, self.d_model, self.warmup, self.factor)
         return [rate for _ in self.optimizer.param_groups]
-
-    def load_state_dict(self, state_dict):
-        """Go on where `state_dict` stopped, and set the optimiser's rate accordingly."""
-        super().load_state_dict(state_dict)
-        self._last_lr = self.get_lr()
-        for group, rate in zip(self.optimizer.param_groups, self._last_lr, strict=True):
-            group["lr"] = rate
 
 # %% ../../notebooks/14_schedule.ipynb #d7e9743b
 def adam(parameters):

@@ -1,6 +1,8 @@
-"""Saved charts are whole, and no token in them becomes an element, a script or a handler."""
+"""Pages of charts are whole, and no token in them becomes an element, a script or a handler."""
 
+import base64
 import csv
+import io
 import json
 from html.parser import HTMLParser
 from xml.etree import ElementTree
@@ -8,16 +10,16 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from browsing import new_tab
-from drawing import HEADS, HOSTILE, KEYS, QUERIES, SCRIPT, WEIGHTS, close_figures, shown  # noqa: F401
+from drawing import HEADS, HOSTILE, KEYS, QUERIES, SCRIPT, WEIGHTS, shown
 from helpers import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib import pyplot as plt
 
 from annotated import charts
-from annotated.charts import attention, explorer, export, theme
+from annotated.charts import attention, explorer, theme
+from annotated.charts.export import chart_page
 
-# ---- files
 
 class Reader(HTMLParser):
     def __init__(self):
@@ -44,12 +46,12 @@ def read(page):
     return reader
 
 
-def test_csv_gives_back_the_weights_and_their_tokens(tmp_path):
+def test_csv_gives_back_the_weights_and_their_tokens():
     heat_map, touched = attention.attention_heatmap, explorer.attention_explorer
     for draw, panels in ((heat_map, WEIGHTS), (heat_map, HEADS), (touched, HEADS)):
-        path = export.save_chart(draw(panels, KEYS, QUERIES), tmp_path / "chart.csv")
+        header, rows = theme.table(draw(panels, KEYS, QUERIES))
+        rows = list(csv.DictReader(io.StringIO(theme.as_csv(header, rows))))
         panels = panels.reshape(-1, 3, 4)
-        rows = list(csv.DictReader(path.open(encoding="utf-8", newline="")))
         assert len(rows) == panels.size
         for row in rows:
             i, j = int(row["query index"]), int(row["key index"])
@@ -58,21 +60,12 @@ def test_csv_gives_back_the_weights_and_their_tokens(tmp_path):
             assert (row["query"], row["key"]) == (QUERIES[i], KEYS[j])
 
 
-def test_save_chart_refuses_what_it_cannot_write(tmp_path, monkeypatch):
-    ax = charts.bars_chart({"a": 1})
-    with pytest.raises(ValueError, match=r"path must end in one of .*\.csv, got 'chart\.pdf'"):
-        export.save_chart(ax, tmp_path / "chart.pdf")
-    with pytest.raises(TypeError, match="must be axes, a figure or an Altair chart, got list"):
-        export.save_chart([1], tmp_path / "chart.png")
+def test_what_has_no_numbers_has_no_table():
     with pytest.raises(ValueError, match="chart holds no table"):
-        export.save_chart(plt.figure(), tmp_path / "chart.csv")
+        theme.table(plt.figure())
     with pytest.raises(ValueError, match="of Altair charts only those with records as data"):
         theme.table({"mark": "point"})
-    (tmp_path / "kept.png").write_bytes(b"old")
-    monkeypatch.setattr(export, "_render", lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        export.save_chart(ax, tmp_path / "kept.png")
-    assert (tmp_path / "kept.png").read_bytes() == b"old"  # a failure leaves the old file
+    assert "<table>" not in chart_page({"": plt.figure()})
 
 
 # ---- hostile tokens
@@ -88,15 +81,16 @@ INERT = {"html", "head", "meta", "title", "style", "body", "main", "div", "detai
          "table", "thead", "tbody", "tr", "th", "td", "img", "script"}
 
 
-def check_page(data, scripts, given):
+def check_page(page, scripts, given):
     """A page holds no element but ours, no handler or address, and each given text in its table."""
-    reader = read(data.decode())
-    assert set(reader.tags) <= INERT and "\x00" not in data.decode()
+    reader = read(page)
+    assert set(reader.tags) <= INERT and "\x00" not in page
     assert reader.tags.count("script") == scripts and reader.tags.count("img") == int(not scripts)
     for name, value in reader.attributes:
         assert not name.startswith("on") and name != "href"
         assert name == "alt" or "javascript:" not in value.lower()
-        assert name != "src" or value.startswith("data:image/svg+xml;base64,")
+        if name == "src":
+            check_svg(base64.b64decode(value.removeprefix("data:image/svg+xml;base64,")))
     assert {shown(token) for token in given} <= set(reader.cells)
     (policy,) = (rule for name, rule in reader.attributes if name == "content" and "src" in rule)
     assert policy.startswith("default-src 'none'") and "unsafe-eval" not in policy
@@ -127,7 +121,7 @@ VIEWS = {
     "curves": lambda t: charts.lines_chart({t[0]: [1.0, 2.0], t[0] + "2": [2.0, 1.0]}, title=t[0]),
     "explorer": lambda t: explorer.attention_explorer(layer(t), t, t, title=t[0]),
     "stepper": lambda t: explorer.decode_stepper(
-        t, [{t[0]: 1.0}] * len(t), t, layer(t), title=t[0], beams=[[(one, 0.5)] for one in t]),
+        t, [[(t[0], 1.0)]] * len(t), t, layer(t), title=t[0], beams=[[(x, 0.5)] for x in t]),
 }
 any_text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
 ODD = ["\x00", "a\x00b\x1b", "\n\r\t", "\ufffe", "\x85\x9f", "\ud800", "", " ", "\u202e"]
@@ -135,20 +129,17 @@ ODD = ["\x00", "a\x00b\x1b", "\n\r\t", "\ufffe", "\x85\x9f", "\ud800", "", " ", 
 
 @pytest.mark.filterwarnings("ignore:Glyph", "ignore:constrained_layout")
 @pytest.mark.parametrize("view", VIEWS)
-def test_hostile_tokens_stay_data_in_every_view_and_file(view, tmp_path):
+def test_hostile_tokens_stay_data_in_every_view(view):
     chart = VIEWS[view](HOSTILE + ODD)
-    altair = view in ("explorer", "stepper")
+    touched = view in ("explorer", "stepper")
     tokens = [shown(text) if text != "\ud800" else "\ufffd" for text in HOSTILE + ODD]
     in_table = [] if view == "curves" else tokens
-    page = export.save_chart(chart, tmp_path / "chart.html").read_bytes()
-    reader = check_page(page, 2 * altair, in_table)
-    if altair:
+    chart = chart if touched else getattr(chart, "figure", chart)
+    reader = check_page(chart_page({"": chart}), 2 * touched, in_table)
+    if touched:
         value = values_of(reader)
         assert value["keys"] == value["queries"] == [tokens] and value["layers"] == [HOSTILE[0]]
-    check_svg(export.save_chart(chart, tmp_path / "chart.svg").read_bytes())
-    assert export.save_chart(chart, tmp_path / "chart.png").stat().st_size > 1000
-    path = export.save_chart(chart, tmp_path / "chart.csv")
-    rows = list(csv.reader(path.open(encoding="utf-8", newline="")))
+    rows = list(csv.reader(io.StringIO(theme.as_csv(*theme.table(chart)))))
     assert len({len(row) for row in rows}) == 1
     assert set(in_table) <= {cell for row in rows for cell in row}
 
@@ -159,9 +150,9 @@ def test_hostile_tokens_stay_data_in_every_view_and_file(view, tmp_path):
                        unique=True))
 def test_two_hundred_generated_tokens_stay_data(tokens):
     """In the views that carry text into HTML: both charts to touch, and a drawing's page."""
-    check_page(export._render(VIEWS["lines"](tokens).figure, "html"), 0, tokens)
+    check_page(chart_page({"": VIEWS["lines"](tokens).figure}), 0, tokens)
     for view in ("explorer", "stepper"):
-        reader = check_page(export._render(VIEWS[view](tokens), "html"), 2, tokens)
+        reader = check_page(chart_page({"": VIEWS[view](tokens)}), 2, tokens)
         value = values_of(reader)
         assert value["keys"] == [[shown(text) for text in tokens]]
         assert value["layers"] == [shown(tokens[0])]
@@ -172,11 +163,13 @@ def test_two_hundred_generated_tokens_stay_data(tokens):
 
 @pytest.fixture
 def visit(browser, tmp_path):
-    """A function that saves a chart as a page and opens it; nothing may go wrong or be fetched."""
+    """A function that opens a page of a chart; nothing may go wrong there or be fetched."""
     page = new_tab(browser)
 
     def open_page(chart):
-        page.address = export.save_chart(chart, tmp_path / "chart.html").as_uri()
+        chart = getattr(chart, "figure", chart)
+        (tmp_path / "chart.html").write_text(chart_page({"": chart}), encoding="utf-8")
+        page.address = (tmp_path / "chart.html").as_uri()
         page.goto(page.address)
         page.wait_for_selector("#chart svg, main img")
         return page

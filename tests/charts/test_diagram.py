@@ -1,18 +1,20 @@
 """The plan of the model lights the part that is asked for and no other."""
 
 import pytest
-from drawing import close_figures  # noqa: F401
 
 from annotated import charts
 from annotated.charts import diagram, theme
 
 
 @pytest.mark.parametrize("part, expected", [
-    ("attention", ["attention"] * 3), ("multi_head", ["attention"] * 3 + ["masked multi-head"] + ["multi-head"] * 2),
-    ("feed_forward", ["feed-forward"] * 2), ("embeddings", ["embedding"] * 2 + ["output projection"]),
-    ("softmax", ["softmax"]), ("residual", ["add & normalise"] * 5), ("masking", ["attention", "masked multi-head"]),
-    ("positional", []), ("data", ["source tokens", "target tokens,\nshifted right"]),
-    ("training", ["loss against the\ntrue next token", "next token", "target tokens,\nshifted right"]),
+    ("attention", ["attention"] * 3),
+    ("multi_head", ["attention"] * 3 + ["masked multi-head"] + ["multi-head"] * 2),
+    ("feed_forward", ["feed-forward"] * 2), ("softmax", ["softmax"]), ("positional", []),
+    ("embeddings", ["embedding"] * 2 + ["output projection"]),
+    ("residual", ["add & normalise"] * 5), ("masking", ["attention", "masked multi-head"]),
+    ("data", ["source tokens", "target tokens,\nshifted right"]),
+    ("training", ["loss against the\ntrue next token", "next token",
+                  "target tokens,\nshifted right"]),
 ])
 def test_a_part_lights_its_boxes_and_no_others(part, expected):
     ax = charts.model_diagram(lit=part)
@@ -23,5 +25,5 @@ def test_a_part_lights_its_boxes_and_no_others(part, expected):
 
 @pytest.mark.parametrize("lit", ["attentions", ["encoder", "nothing"], [], ""])
 def test_an_unknown_part_lists_the_known_ones(lit):
-    with pytest.raises(ValueError, match="the parts are transformer, encoder, .*decoding"):
+    with pytest.raises(ValueError, match="the parts are transformer, .*encoder, .*decoding"):
         charts.model_diagram(lit=lit)

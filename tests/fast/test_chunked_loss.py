@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from helpers import EXACT, examples, inputs, roundoff
+from helpers import examples, inputs, roundoff
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
@@ -13,9 +13,8 @@ from annotated.data.tokenizers import PAD
 from annotated.fast.chunked_loss import ChunkedLoss
 from annotated.training.label_smoothing import LabelSmoothingLoss
 
-# Error of a gradient in bf16 as a share of its norm: a logit of at most 12 is off by 2^-9 of that,
-# which becomes a share of its probability, and three further results are rounded.
-GRADIENTS = (12 + 3) * 2**-9
+# Errors of gradients in bf16 as a share of their norm: twice the most of 60 random models (0.014).
+GRADIENTS = 0.028
 
 
 def test_chunks_in_half_precision_are_summed_in_single_precision():
@@ -63,12 +62,14 @@ def test_in_chunks_as_in_one_piece(tokens, vocab_size, chunk, smoothing, reducti
     criterion, both = ChunkedLoss(smoothing, pad_id, reduction), hidden.unflatten(0, (2, tokens))
     expected = F.cross_entropy(hidden @ weight.T, target.flatten(), label_smoothing=smoothing,
                                ignore_index=pad_id, reduction=reduction)
-    loss = criterion.of_hidden(both, weight, target, chunk=chunk)
+    got = criterion.of_hidden(both, weight, target, chunk=chunk)
+    assert abs(got - expected) < 1e-9 * max(1, tokens)
     with torch.no_grad():
-        ungraded = criterion.of_hidden(both, weight, target, chunk=chunk)
-    assert max(abs(loss - expected), abs(ungraded - expected)) < 1e-9 * tokens
-    grads = [torch.autograd.grad(3 * value, (hidden, weight)) for value in (loss, expected)]
-    torch.testing.assert_close(*grads, **EXACT)
+        again = criterion.of_hidden(both, weight, target, chunk=chunk)
+    assert abs(again - expected) < 1e-9 * max(1, tokens)
+    grads = (torch.autograd.grad(3 * loss, (hidden, weight)) for loss in (got, expected))
+    for ours, theirs in zip(*grads, strict=True):
+        assert (ours - theirs).abs().max() < 1e-9
 
 
 @pytest.mark.parametrize("largest", [0.0, 1e4, -1e4])
@@ -83,7 +84,7 @@ def test_chunks_are_exact_where_the_right_token_has_no_probability_left(largest)
     expected = F.cross_entropy(logits.double(), target, label_smoothing=0.1, reduction="sum")
     # 16 roundings: 11 for the halves of halves of 1,200 rows, 5 within a row
     assert abs(loss - expected) < 1e-6 * expected
-    grads = (torch.autograd.grad(value, logits)[0] for value in (loss, expected))
+    grads = (torch.autograd.grad(total, logits)[0] for total in (loss, expected))
     assert torch.allclose(*grads, atol=1e-6)
 
 
@@ -99,7 +100,7 @@ def test_on_a_gpu_padding_stays_in_and_counts_nothing(monkeypatch, reduction, gr
         loss = ChunkedLoss(0.1, PAD, reduction).of_hidden(hidden, weight, target, chunk=64)
     torch.testing.assert_close(loss, plain, rtol=0, atol=1e-10, check_layout=False)
     if graded:
-        grads = (torch.autograd.grad(value, (hidden, weight)) for value in (loss, plain))
+        grads = (torch.autograd.grad(total, (hidden, weight)) for total in (loss, plain))
         torch.testing.assert_close(*grads, rtol=0, atol=1e-10)
 
 
@@ -107,8 +108,8 @@ def test_on_a_gpu_padding_stays_in_and_counts_nothing(monkeypatch, reduction, gr
 def test_chunks_of_padding_alone_are_as_the_plain_loss_has_them(reduction, nothing):
     hidden, weight = torch.randn(2, 9, 4, requires_grad=True), torch.randn(7, 4)
     target = torch.zeros(2, 9, dtype=torch.int64)
-    loss = ChunkedLoss(0.1, reduction=reduction).of_hidden(hidden, weight, target, chunk=3)
+    chunked = ChunkedLoss(0.1, reduction=reduction).of_hidden(hidden, weight, target, chunk=3)
     plain = LabelSmoothingLoss(0.1, reduction=reduction).of_hidden(hidden, weight, target)
-    assert repr(loss.item()) == repr(plain.item()) == repr(nothing)
+    assert repr(chunked.item()) == repr(plain.item()) == repr(nothing)
     if reduction == "sum":
-        assert not torch.autograd.grad(loss, hidden)[0].any()
+        assert not torch.autograd.grad(chunked, hidden)[0].any()

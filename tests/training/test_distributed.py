@@ -9,18 +9,18 @@ from annotated.training.distributed import check_device, seed_rank
 
 @pytest.mark.parametrize("machines, key", [(1, "3/address"), (2, "address")])
 def test_a_restarted_process_does_not_read_what_the_dead_have_written(monkeypatch, machines, key):
-    kept, groups = torch.distributed.HashStore(), []
+    store, groups = torch.distributed.HashStore(), []
     for name, value in {"WORLD_SIZE": 2, "RANK": 1, "GROUP_WORLD_SIZE": machines,
                         "TORCHELASTIC_RESTART_COUNT": 3}.items():
         monkeypatch.setenv(name, str(value))
     dist = distributed.dist
-    monkeypatch.setattr(dist, "rendezvous", lambda url, timeout: iter([(kept, 1, 2)]))
+    monkeypatch.setattr(dist, "rendezvous", lambda url, timeout: iter([(store, 1, 2)]))
     monkeypatch.setattr(dist, "init_process_group", lambda *backend, **given: groups.append(given))
     monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
     with distributed.process_group("cpu", 30):
         (given,) = groups
     given["store"].set("address", "here")
-    assert kept.check([key]) and given["timeout"].seconds == 30
+    assert store.check([key]) and given["timeout"].seconds == 30
     assert (given["rank"], given["world_size"]) == (1, 2)
 
 
@@ -33,17 +33,17 @@ def test_device_that_is_there_is_accepted():
 
 
 @pytest.mark.parametrize("there, processes, best", [
-    (["cuda", "mps"], 1, "cuda"), (["cuda"], 2, "cuda"), (["mps"], 1, "mps"), (["mps"], 2, "cpu"),
-    ([], 1, "cpu")])
-def test_the_best_device_is_chosen_and_told_once(monkeypatch, capsys, there, processes, best):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: "cuda" in there)
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: "mps" in there)
+    ("cuda", 1, "cuda"), ("cuda", 2, "cuda"), ("mps", 1, "mps"), ("mps", 2, "cpu"),
+    (None, 1, "cpu")])
+def test_the_best_device_is_chosen_and_named_once(monkeypatch, capsys, there, processes, best):
+    monkeypatch.setattr(torch.accelerator, "current_accelerator",
+                        lambda check_available: torch.device(there) if there else None)
     monkeypatch.setenv("WORLD_SIZE", str(processes))
     for rank in reversed(range(processes)):
         monkeypatch.setenv("RANK", str(rank))
         assert distributed.choose_device("auto") == best
-        told = f"The device is {best}; --device names another.\n" if rank == 0 else ""
-        assert capsys.readouterr() == ("", told)
+        message = f"The device is {best}; --device names another.\n" if rank == 0 else ""
+        assert capsys.readouterr() == ("", message)
     for name in ("cpu", "cuda:1", "mps", "abacus"):
         assert (distributed.choose_device(name), *capsys.readouterr()) == (name, "", "")
 

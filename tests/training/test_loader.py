@@ -16,9 +16,9 @@ from annotated.training.loader import BatchLoader
 
 def take(number, config=QUICK, pairs=PAIRS, position=(0, 0), steps=0):
     """The first batches of a loader, after a position."""
-    made = BatchLoader(pairs, config)
-    made.seek(position, steps)
-    with closing(iter(made)) as batches:
+    batch_loader = BatchLoader(pairs, config)
+    batch_loader.seek(position, steps)
+    with closing(iter(batch_loader)) as batches:
         return list(islice(batches, number))
 
 
@@ -48,8 +48,8 @@ def test_ranks_and_micro_batches_share_each_batch(monkeypatch, world, accumulate
         ranks = []
         for rank in range(world):
             monkeypatch.setattr(loader, "ranks", lambda rank=rank: (rank, world))
-            made = BatchLoader(PAIRS, replace(QUICK, accumulate=accumulate))
-            ours = made.load((batch.position, batch.indices))
+            own = BatchLoader(PAIRS, replace(QUICK, accumulate=accumulate))
+            ours = own.load((batch.position, batch.indices))
             assert ours.tokens == batch.tokens and len(ours.micro_batches) == accumulate
             ranks += ours.micro_batches
         real = [part for part in ranks if part.tokens]
@@ -64,7 +64,7 @@ def test_going_on_repeats_and_misses_nothing(stop):
     whole = [(batch.position, batch.indices.tolist()) for batch in take(14)]
     for position in (whole[stop - 1][0], None):  # None: only the number of batches is known
         later = take(5, position=position, steps=stop)
-        assert [(one.position, one.indices.tolist()) for one in later] == whole[stop:][:5]
+        assert [(batch.position, batch.indices.tolist()) for batch in later] == whole[stop:][:5]
 
 
 def test_a_gpu_gets_wider_batches_from_pinned_memory(monkeypatch):

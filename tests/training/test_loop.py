@@ -40,8 +40,8 @@ pytestmark = pytest.mark.usefixtures(one_thread.__name__)
 
 def batch_stream(pairs, max_tokens, seed=0):
     """The batches of the loader, padded by the plain way."""
-    made = BatchLoader(pairs, TrainingConfig(max_tokens=max_tokens, seed=seed))
-    for _, indices in made.whole_batches():
+    loader = BatchLoader(pairs, TrainingConfig(max_tokens=max_tokens, seed=seed))
+    for _, indices in loader.whole_batches():
         yield Batch.collate([pairs[i] for i in indices])
 
 
@@ -206,11 +206,11 @@ def test_a_run_that_diverges_says_so():
 
 
 def test_accumulation_changes_neither_updates_nor_rates():
-    one, three = tiny().double(), tiny().double()
-    for mine, other in zip(trained(one), trained(three, accumulate=3), strict=True):
+    whole, parts = tiny().double(), tiny().double()
+    for mine, other in zip(trained(whole), trained(parts, accumulate=3), strict=True):
         assert mine["rate"] == other["rate"]
         assert mine["train_loss"] == pytest.approx(other["train_loss"], abs=1e-9)
-    assert (state(one) - state(three)).abs().max() < 1e-9
+    assert (state(whole) - state(parts)).abs().max() < 1e-9
 
 
 class Poisoned(Transformer):
@@ -248,7 +248,7 @@ def test_gradients_that_are_not_finite_are_skipped_and_logged(monkeypatch):
 def test_what_a_step_skipped_is_learned_late_and_named_as_it_was(monkeypatch):
     """On a GPU the numbers of a step come rounds later; here rounds of 3 steps."""
     monkeypatch.setattr(loop, "validation_loss", lambda *_, **__: 1.0)
-    always, logs, weights, told = [([9, 4], [5, 6])] * 3, [], [], []
+    always, logs, weights, errors = [([9, 4], [5, 6])] * 3, [], [], []
     for every in (1, 3):
         monkeypatch.setattr(run_state, "READ_EVERY", {"cpu": every})
         model = Poisoned()
@@ -257,9 +257,9 @@ def test_what_a_step_skipped_is_learned_late_and_named_as_it_was(monkeypatch):
         message = "gradients of 4 steps in a row are not finite, the last at step 4 with training p"
         with pytest.raises(ValueError, match=message) as error:
             trained(Poisoned(), always, steps=30, max_skipped=4, validate_every=30)
-        told.append(str(error.value))
+        errors.append(str(error.value))
     assert logs[0] == logs[1] and any(row.get("skipped") for row in logs[0])
-    assert torch.equal(*weights) and told[0] == told[1]
+    assert torch.equal(*weights) and errors[0] == errors[1]
 
 
 class Waits(TorchDispatchMode):
@@ -279,11 +279,11 @@ class Waits(TorchDispatchMode):
 @pytest.mark.parametrize("changes", [{}, {"accumulate": 2}, {"clip": 0.5}, {"precision": "bf16"}])
 def test_the_host_waits_for_nothing_in_a_step(changes, monkeypatch):
     monkeypatch.setattr(loop, "validation_loss", lambda *_, **__: 1.0)
-    with Waits() as asked:
-        assert bool(torch.ones(1)) and asked.count == 1
+    with Waits() as waits:
+        assert bool(torch.ones(1)) and waits.count == 1
         counts, real = [], loop.forward_backward
         monkeypatch.setattr(loop, "forward_backward",
-                            lambda *given: counts.append(asked.count) or real(*given))
+                            lambda *given: counts.append(waits.count) or real(*given))
         trained(tiny(dropout=0.1), steps=9, validate_every=9, **changes)
     assert len(counts) == 10 and counts[-1] == counts[0], "from the rehearsal to the last step"
 
@@ -398,7 +398,7 @@ def test_pairs_on_the_disk_train_as_the_list_does(tmp_path):
 
 def test_starting_does_not_read_the_pairs_on_the_disk(tmp_path, monkeypatch):
     tokenizer = WordTokenizer.fit(TEXTS)
-    disk = write_encoded(TEXTS * 200, tokenizer, tmp_path / "one")
+    disk = write_encoded(TEXTS * 200, tokenizer, tmp_path / "encoded")
     read, real = [], gather
     monkeypatch.setattr(EncodedPairs, "__getitem__", lambda *_: pytest.fail("a pair by itself"))
     for module in (loader, loop):
@@ -424,11 +424,6 @@ def test_train_on_names_the_split_that_is_too_small_and_seeds_the_first_weights(
     assert torch.equal(ends[0], ends[1]) and (ends[0] - ends[2]).abs().max() > 0.01
 
 
-def test_presets_of_the_book_give_at_most_a_million_parameters():
-    model = Transformer(replace(loop.PRESETS["toy"][0], vocab_size=1000))  # more than it has
-    assert sum(weight.numel() for weight in model.parameters()) <= 1_000_000
-
-
 def test_another_padding_than_that_of_the_batches_is_refused():
     with pytest.raises(ValueError, match="pad_id=3: give 0, which batches have"):
         trained(tiny(pad_id=3))
@@ -436,11 +431,11 @@ def test_another_padding_than_that_of_the_batches_is_refused():
 
 @pytest.mark.parametrize("per_update, taken", [(0.1, 1000), (0.2, 750), (1.0, 400), (30.0, 400)])
 def test_a_slow_machine_takes_as_many_updates_as_fit_but_enough(monkeypatch, per_update, taken):
-    clock, made = [100.0], []
+    clock, calls = [100.0], []
     monkeypatch.setattr(loop.time, "perf_counter", lambda: clock[0])
 
     def run(updates):
-        made.append(updates)
+        calls.append(updates)
         clock[0] += updates * per_update
 
-    assert updates_in(150, 1000, run, least=0.4) == taken and made == [20]
+    assert updates_in(150, 1000, run, least=0.4) == taken and calls == [20]
