@@ -112,8 +112,8 @@ def to_marian(weights, config):
     return marian
 
 # %% ../../notebooks/25_hugging_face.ipynb #9b66124d
-def from_marian(marian, config, ids=slice(None)):
-    """(state dict of a model here, has it biases?) from a `MarianMTModel`'s: `to_marian` undone.
+def from_marian(marian, config, activation="relu", ids=slice(None)):
+    """(state dict, name of its builder) from a `MarianMTModel`'s state dict: `to_marian` undone.
 
     ids: of each token here, Marian's. ValueError for positions that are no sinusoids.
     """
@@ -127,9 +127,11 @@ def from_marian(marian, config, ids=slice(None)):
         weights[ours] = weight.clone() if axis is None else weight.index_select(axis, order.argsort())
     bias = {name for name in weights if "_attention" in name and name.endswith("bias")}
     embedding = torch.cat([weights["embedding.weight"], marian["final_logits_bias"].T], dim=1)[ids]
-    biased = any(weights[name].any() for name in bias) or bool(embedding[:, -1].any())
-    weights["embedding.weight"] = embedding if biased else embedding[:, :-1].contiguous()
-    return {name: weight for name, weight in weights.items() if biased or name not in bias}, biased
+    weights["embedding.weight"] = embedding
+    if activation != "relu" or embedding[:, -1].any() or any(weights[name].any() for name in bias):
+        return weights, f"marian-{activation}"
+    weights["embedding.weight"] = embedding[:, :-1].contiguous()
+    return {name: weight for name, weight in weights.items() if name not in bias}, "transformer"
 
 # %% ../../notebooks/25_hugging_face.ipynb #09361e02
 WORDS = r"\w+(?=n['’]t\b)|n['’]t\b|['’](?:s|m|d|re|ve|ll)\b|\w+|[^\w\s]"  # close to spaCy's rules
@@ -370,12 +372,10 @@ def import_from_hugging_face(folder):
     """
     folder, marian = Path(folder), _read_marian(folder)
     config, ids = book_config(marian.config), marian_ids(marian.config, folder)
-    weights, biased = from_marian(marian.state_dict(), config, ids)
     activation, tokenizer, info = marian.config.activation_function, None, {}
-    plain = activation == "relu" and not biased
+    weights, builder = from_marian(marian.state_dict(), config, activation, ids)
     with torch.random.fork_rng(devices=[]):
-        model = build_model(replace(config, vocab_size=len(ids)),
-                            "transformer" if plain else f"marian-{activation}")
+        model = build_model(replace(config, vocab_size=len(ids)), builder)
     model.load_state_dict(weights, assign=True)
     path = folder / "tokenizer_config.json"
     if path.is_file():

@@ -149,7 +149,7 @@ class RightTokens(LabelSmoothingLoss):
 
     def forward(self, logits, target):
         """The number of them; logits (…, vocab_size), target (…)."""
-        return ((logits.argmax(dim=-1) == target) & (target != self.pad_id)).sum()
+        return ((logits.argmax(dim=-1) == target) & (target != self.pad_id)).sum().double()
 
 
 def token_accuracy(model, pairs):

@@ -173,7 +173,7 @@ def prepared(tmp_path_factory):
         for side, language in enumerate(("en", "de")):
             lines = [pair[side] for pair in PAIRS * 6]
             (folder / f"{split}.{language}").write_text("\n".join(lines) + "\n", "utf-8")
-    prepare_corpus(folder, folder / "prepared", 300)
+    prepare_corpus(folder, folder / "prepared", len(BPE))
     return folder
 
 
