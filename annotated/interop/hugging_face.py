@@ -117,14 +117,15 @@ def from_marian(marian, config, activation="relu", ids=slice(None)):
 
     ids: of each token here, Marian's. ValueError for positions that are no sinusoids.
     """
-    order, weights = halves(config.d_model), {}
+    back, weights = halves(config.d_model).argsort(), {}
+    table = sinusoidal_encoding(config.max_length, config.d_model)
     for name in (name for name in marian if name.endswith("embed_positions.weight")):
-        table = sinusoidal_encoding(config.max_length, config.d_model)[:, order]
-        if not torch.allclose(marian[name].float(), table, atol=0.01):
+        if not torch.allclose(marian[name].float(), torch.cat([table[:, ::2], table[:, 1::2]], 1),
+                              atol=0.01):
             raise ValueError(f"{name} holds no sinusoids, and the model here computes them")
     for theirs, (ours, axis) in marian_names(config.N).items():
         weight = marian[theirs]
-        weights[ours] = weight.clone() if axis is None else weight.index_select(axis, order.argsort())
+        weights[ours] = weight.clone() if axis is None else weight.index_select(axis, back)
     bias = {name for name in weights if "_attention" in name and name.endswith("bias")}
     embedding = torch.cat([weights["embedding.weight"], marian["final_logits_bias"].T], dim=1)[ids]
     weights["embedding.weight"] = embedding
