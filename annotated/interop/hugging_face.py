@@ -410,5 +410,5 @@ def score_in_words(path):
         where = ", ".join(str(part) for part in (data, report.get("decoding")) if part)
         return {"metric": f"BLEU {entry['score']:.2f} on {where}", "signature": entry["signature"]}
     except (ValueError, KeyError, TypeError) as error:
-        mend = "give the JSON that bleu_report wrote"
-        raise ValueError(f"{path} is no report of scores ({error!r}): {mend}") from None
+        hint = "give the JSON that bleu_report wrote"
+        raise ValueError(f"{path} is no report of scores ({error!r}): {hint}") from None
