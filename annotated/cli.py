@@ -58,8 +58,8 @@ def _check_train(options):
         raise FileExistsError(f"{options.out} exists already: move it away, or give a new --out")
 
 # %% ../notebooks/96_cli.ipynb #967a33f2
-def _corpus_with_tokenizer(options):
-    """(corpus, tokenizer) that the options name; ValueError or OSError for what cannot be read."""
+def _corpus_with_tokenizer(options, start=None):
+    """(corpus, tokenizer) that options or the `Checkpoint` start name; ValueError or OSError."""
     from annotated.data import corpora, prepared, tokenizers
     from annotated.training.loop import PRESETS
 
@@ -76,14 +76,35 @@ def _corpus_with_tokenizer(options):
         if given not in (PRESETS[options.preset][0].vocab_size, len(corpus.tokenizer)):
             raise ValueError(f"--vocab-size {given}: {name} was prepared with a vocabulary of "
                              f"{len(corpus.tokenizer)}; leave it out, or prepare the corpus anew")
+        if start is not None and (
+                len(corpus.tokenizer) > start.model.config.vocab_size or start.tokenizer is not None
+                and start.tokenizer.as_dict() != corpus.tokenizer.as_dict()):
+            raise ValueError(f"{name} was prepared with another tokenizer than {options.start} has")
         return corpus, corpus.tokenizer
     corpus = corpora.load_corpus(name, None, options.source, options.target)
     if not isinstance(corpus.train, list):
         hint = f"annotated prepare {name} FOLDER --vocab-size 37000, then give FOLDER in its place"
         raise ValueError(f"{name} is too large to be held in memory: {hint}")
+    if start is not None:
+        if start.tokenizer is None or options.normalize:
+            raise ValueError(f"{options.start} has no tokenizer that can be read, or you gave "
+                             "--normalize: give a corpus that was prepared with the model's")
+        return corpus, start.tokenizer
     name = tokenizer or ("words" if name == "toy" else "bpe")
     form = dict.fromkeys(options.normalize, True)
     return corpus, tokenizers.fit_tokenizer(name, corpus, options.sizes.vocab_size, **form)
+
+# %% ../notebooks/96_cli.ipynb #cl100001
+def _start(options):
+    """The `Checkpoint` in the folder of --from; None without that option."""
+    from annotated.interop.hugging_face import load_for_training
+    from annotated.training.loop import PRESETS
+
+    given = options.sizes, options.builder, options.tokenizer, options.attention_gain
+    if options.start and given != (PRESETS[options.preset][0], "transformer", None, 1.0):
+        raise ValueError("--from brings model and tokenizer: leave out the model's sizes, "
+                         "--builder, --tokenizer and --attention-gain")
+    return options.start and load_for_training(options.start)
 
 # %% ../notebooks/96_cli.ipynb #501c1a51
 def _build(config, build, attention_gain):
@@ -144,14 +165,17 @@ def _train(arguments, build=None, loss=None):
     from annotated.training import builders, distributed, loop
 
     options = train_options(arguments)
-    build = build or (lambda config: fast.prepare(builders.build_model(config, options.builder)))
+    build = build or (lambda config: fast.prepare(
+        start.model if start else builders.build_model(config, options.builder)))
     fast.keep_memory()
     name = distributed.choose_device(options.device)
     with distributed.process_group(name, options.timeout) as device:
         _check_train(options)
         first = distributed.ranks()[0] == 0
-        corpus, tokenizer = _corpus_with_tokenizer(options)
-        config = replace(options.sizes, vocab_size=len(tokenizer))
+        start = _start(options)
+        corpus, tokenizer = _corpus_with_tokenizer(options, start)
+        config = (start.model.config if start else
+                  replace(options.sizes, vocab_size=len(tokenizer)))
         options.out.parent.mkdir(parents=True, exist_ok=True)  # now rather than after hours
         if first:
             print(corpus, config, options.training, sep="\n")
@@ -163,7 +187,8 @@ def _train(arguments, build=None, loss=None):
                 loss or chunked_loss.ChunkedLoss)
     if first:  # the others need not wait while this one averages
         _save_trained(options, model, tokenizer, corpus, seconds=seconds(), log=log,
-                      training=asdict(options.training), attention_gain=options.attention_gain)
+                      training=asdict(options.training), attention_gain=options.attention_gain,
+                      **({"started_from": str(options.start)} if start else {}))
         print(f"{log[-1]['step']} steps in {seconds()['wall']:.0f} s; validation perplexity "
               f"{log[-1]['valid_perplexity']:.2f}; saved in {options.out}")
 

@@ -9,10 +9,10 @@ __all__ = []
 import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import tyro
-from tyro.conf import OmitArgPrefixes, Positional, Suppress
+from tyro.conf import OmitArgPrefixes, Positional, Suppress, arg
 
 # %% ../notebooks/79_options.ipynb #op000006
 _POSITIVE = "average attention_gain limit n_best sentences beam_sentences seeds steps".split()
@@ -71,6 +71,8 @@ class Train:
     # toy, multi30k, tatoeba-en-de, tatoeba-en-fr, or a folder: with train, valid and test as .en
     # and .de files (or other languages) or as .tsv, or one that `annotated prepare` made
     corpus: Positional[str] = "toy"
+    # folder of a model to go on from: a checkpoint, or a Marian model in Hugging Face's form
+    start: Annotated[Path | None, arg(name="from")] = None
     # sizes and schedule to start from: toy for toy, small for others
     preset: Literal["base", "big", "small", "toy"] | None = None
     source: str | None = None  # language of the input; English, or the corpus's first

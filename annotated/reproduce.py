@@ -15,6 +15,7 @@ def parse(arguments):
     from annotated.fast import chunked_loss
     from annotated.fast import prepare as fast
     from annotated.paper import parsing
+    from annotated.paper.trees import load_treebank
     from annotated.training import distributed
     from annotated.translation import search as decoding
 
@@ -26,7 +27,7 @@ def parse(arguments):
     fast.keep_memory()
     decoding.check_beam(options.beam, options.alpha)
     device = distributed.check_device(distributed.choose_device(options.device))
-    treebank = parsing.load_treebank(options.treebank)
+    treebank = load_treebank(options.treebank)
     pairs = {name: value if getattr(options, name) is None else getattr(options, name)
              for name, value in presets[options.preset][2].items()}
     if options.out.exists():

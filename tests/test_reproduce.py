@@ -3,8 +3,7 @@
 import json
 
 from annotated.cli import main
-from annotated.paper.parsing import bracket_f1, load_treebank
-from annotated.paper.trees import parse_tree
+from annotated.paper.trees import bracket_f1, load_treebank, parse_tree
 
 
 def test_the_trees_that_parse_writes_have_the_score_that_it_says(tmp_path, capsys):

@@ -9,8 +9,7 @@ __all__ = ['export_to_ctranslate2']
 import math
 import platform
 import shutil
-from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -18,18 +17,14 @@ import torch
 from annotated.data.batches import pad, token_batches
 from annotated.data.tokenizers import BEGIN, END, PAD
 from annotated.files import whole_folder
-from annotated.interop.hugging_face import (
-    book_config,
-    import_from_hugging_face,
-    read_fields,
-)
+from annotated.interop.hugging_face import book_config, import_from_hugging_face
+from annotated.results import describe_machine
 from annotated.training.loop import evaluating
 from annotated.translation.search import greedy_decode
 
 # %% ../../notebooks/97_ctranslate2.ipynb #77b301aa
-def _converter(hf_folder):
-    """CTranslate2's converter for an exported folder: that of BART without its extra norm."""
-    from ctranslate2.converters.converter import Converter
+def _converted(hf_folder):
+    """A model of CTranslate2 from an exported folder, by its converter of BART without a norm."""
     from ctranslate2.converters.transformers import BartLoader
     from transformers import AutoTokenizer, MarianMTModel
 
@@ -39,14 +34,13 @@ def _converter(hf_folder):
             unused = range(len(tokens), model.config.vocab_size)
             return tokens + [f"⟨unused {index}⟩" for index in unused]
 
-    class FolderConverter(Converter):
-        def _load(self):
-            model = MarianMTModel.from_pretrained(hf_folder, dtype=torch.float32)
-            model.config.normalize_before = model.config.normalize_embedding = False
-            with torch.no_grad():
-                return Loader()(model, AutoTokenizer.from_pretrained(hf_folder))
-
-    return FolderConverter()
+    model = MarianMTModel.from_pretrained(hf_folder, dtype=torch.float32)
+    book_config(model.config)
+    if model.config.decoder_start_token_id != BEGIN:
+        raise ValueError(f"{hf_folder} was not written by export_to_hugging_face")
+    model.config.normalize_before = model.config.normalize_embedding = False
+    with torch.no_grad():
+        return Loader()(model, AutoTokenizer.from_pretrained(hf_folder))
 
 
 def export_to_ctranslate2(hf_folder, folder, quantization=None):
@@ -57,13 +51,14 @@ def export_to_ctranslate2(hf_folder, folder, quantization=None):
     folder that is not such an export.
     """
     try:
-        converter = _converter(hf_folder)
+        model = _converted(hf_folder)
     except ImportError as error:
         needed = "this export needs `pip install transformers ctranslate2`"
         raise ImportError(f"{error}: {needed}") from error
-    book_config(read_fields(hf_folder, "config.json"))
+    model.validate()
+    model.optimize(quantization=quantization)
     with whole_folder(folder) as part:
-        converter.convert(str(part), quantization=quantization, force=True)  # the folder is there
+        model.save(str(part))
         for name in ("tokenizer.json", "tokenizer_config.json", "README.md"):
             shutil.copyfile(Path(hf_folder) / name, part / name)
 
@@ -73,13 +68,6 @@ def _cut(rows, limits):
     ends = ((i for i, token in enumerate(row) if token in (END, PAD)) for row in rows)
     return [row[: min(limit, next(end, limit))]
             for row, end, limit in zip(rows, ends, limits, strict=True)]
-
-
-def _logits_apart(model, marian, source, outputs):
-    """The largest difference of the logits of both at the real positions of `outputs`."""
-    target = pad([[BEGIN, *row] for row in outputs])
-    theirs = marian(source, source.ne(PAD), decoder_input_ids=target).logits
-    return (theirs - model(source, target))[target.ne(PAD)].abs().max().item()
 
 
 def translate_ids(translator, form, rows, limit=256, beam=1, alpha=0.6):
@@ -96,61 +84,51 @@ def translate_ids(translator, form, rows, limit=256, beam=1, alpha=0.6):
     return [[form.token_to_id(token) for token in result.hypotheses[0]] for result in results]
 
 # %% ../../notebooks/97_ctranslate2.ipynb #f6433a87
-def _compare_batch(model, marian, translator, form, rows, extra=50):
-    """(logits apart, greedy outputs of all three) for rows of ids with END."""
-    source, limits = pad(rows), [len(row) + extra for row in rows]
-    ours = greedy_decode(model, source, extra)
-    with evaluating(model):
-        apart = _logits_apart(model, marian, source, ours)
-        generated = marian.generate(source, attention_mask=source.ne(PAD), num_beams=1,
-                                    do_sample=False, max_new_tokens=max(limits), max_length=None)
-    theirs, fast = _cut(generated[:, 1:].tolist(), limits), [None] * len(rows)
-    if translator:
-        fast = _cut(translate_ids(translator, form, rows, max(limits)), limits)
-    return apart, list(zip(ours, theirs, fast, strict=True))
-
-
 def check_export(model, tokenizer, hf_folder, sentences, language="en", ctranslate2_folder=None,
                  max_tokens=4096):
-    """Compare an export with its model on real sentences; returns a dict of what was found.
+    """Compare an export with its model on real sentences; returns the counts as a dict.
 
     ctranslate2_folder: also compare the greedy output of that one. ValueError: a sentence too long.
     """
     from transformers import AutoTokenizer, MarianMTModel
 
     marian = MarianMTModel.from_pretrained(hf_folder).eval()
-    form, translator = AutoTokenizer.from_pretrained(hf_folder), None
+    form = AutoTokenizer.from_pretrained(hf_folder)
+    rows = [[*ids, END] for ids in tokenizer.encode_batch(sentences, language)]
+    limits, apart, ours, theirs = [len(row) + 50 for row in rows], 0.0, {}, {}
+    for number, limit in enumerate(limits, 1):
+        if limit >= (length := model.config.max_length):
+            raise ValueError(f"sentence {number} has {limit - 50} tokens: with {length} positions "
+                             f"there is room for {length - 51}; leave it out, or export with more")
+    for batch in token_batches([(len(row), len(row)) for row in rows], max_tokens, order="sorted"):
+        source, most = pad([rows[i] for i in batch]), [limits[i] for i in batch]
+        real, written = source.ne(PAD), greedy_decode(model, source)
+        target = pad([[BEGIN, *row] for row in written])
+        with evaluating(model):
+            logits = marian(source, real, decoder_input_ids=target).logits
+            differences = (logits - model(source, target))[target.ne(PAD)]
+            generated = marian.generate(source, attention_mask=real, num_beams=1, do_sample=False,
+                                        max_new_tokens=max(most), max_length=None)
+        apart = max(apart, differences.abs().max().item())
+        ours.update(zip(batch, written, strict=True))
+        theirs.update(zip(batch, _cut(generated[:, 1:].tolist(), most), strict=True))
+    ids, back = form(list(sentences)).input_ids, import_from_hugging_face(hf_folder).model
+    texts = [form.decode(ours[i], skip_special_tokens=True) for i in range(len(rows))]
+    kept, weights = back.state_dict(), model.state_dict()
+    result = {
+        "sentences": len(rows), "same ids of the source": sum(map(list.__eq__, ids, rows)),
+        "largest difference of a logit": apart,
+        "same greedy output": sum(theirs[i] == ours[i] for i in ours),
+        "same text": sum(text == tokenizer.decode(ours[i]) for i, text in enumerate(texts)),
+        "weights come back to the bit": kept.keys() == weights.keys() and all(
+            torch.equal(kept[name], weight.cpu()) for name, weight in weights.items())}
     if ctranslate2_folder is not None:
         from ctranslate2 import Translator
         translator = Translator(str(ctranslate2_folder), intra_threads=torch.get_num_threads())
-    rows = [[*ids, END] for ids in tokenizer.encode_batch(sentences, language)]
-    for number, row in enumerate(rows, 1):
-        if len(row) > (length := model.config.max_length) - 51:
-            raise ValueError(f"sentence {number} has {len(row)} tokens: with {length} positions "
-                             f"there is room for {length - 51}; leave it out, or export with more")
-    apart, outputs = 0.0, {}
-    for batch in token_batches([(len(row), len(row)) for row in rows], max_tokens, order="sorted"):
-        some = [rows[i] for i in batch]
-        far, found = _compare_batch(model, marian, translator, form.backend_tokenizer, some)
-        apart, outputs = max(apart, far), outputs | dict(zip(batch, found, strict=True))
-    ours, theirs, fast = zip(*(outputs[i] for i in range(len(rows))), strict=True)
-    ids = form(list(sentences)).input_ids
-    back = import_from_hugging_face(hf_folder).model.state_dict()
-    texts = ((form.decode(row, skip_special_tokens=True), tokenizer.decode(row)) for row in ours)
-    kept = all(torch.equal(back[name], w.cpu()) for name, w in model.state_dict().items())
-    result = {"sentences": len(rows), "same ids of the source": sum(map(list.__eq__, ids, rows)),
-              "largest difference of a logit": apart,
-              "same greedy output": sum(map(list.__eq__, theirs, ours)),
-              "same text": sum(a == b for a, b in texts), "weights come back to the bit": kept}
-    if translator is not None:
-        result["same greedy output of CTranslate2"] = sum(map(list.__eq__, fast, ours))
+        fast = _cut(translate_ids(translator, form.backend_tokenizer, rows, max(limits)), limits)
+        result["same greedy output of CTranslate2"] = sum(
+            row == ours[i] for i, row in enumerate(fast))
     return result
-
-# %% ../../notebooks/97_ctranslate2.ipynb #ct000009
-def _version(package):
-    """The version of a package, None if it is not installed."""
-    with suppress(PackageNotFoundError):
-        return version(package).split("+")[0]
 
 # %% ../../notebooks/97_ctranslate2.ipynb #4e127f41
 COMPARED = (
@@ -171,9 +149,9 @@ def compare_export(saved, folder, sentences, ctranslate2_folder=None, quantizati
               and result["largest difference of a logit"] < 1e-4
               and all(result[name] == len(sentences) for name in exact))
     sizes = ("vocab_size", "N", "d_model", "d_ff", "h")
-    threads = f"{torch.get_num_threads()} thread(s)"
+    packages = "torch", "transformers", "tokenizers", *["ctranslate2"] * bool(ctranslate2_folder)
     return {"compared": COMPARED, "passed": passed, **result, "quantization": quantization,
             "model": {name: getattr(saved.model.config, name) for name in sizes},
-            "machine": f"{platform.system()} {platform.machine()}, {threads}",
-            "versions": {"python": platform.python_version(), **{name: _version(name) for name in (
-                "torch", "transformers", "tokenizers", "ctranslate2")}}}
+            "machine": describe_machine(), "versions": {
+                "python": platform.python_version(), **{
+                    name: version(name).split("+")[0] for name in packages}}}

@@ -7,13 +7,13 @@ __all__ = ['export_to_hugging_face', 'import_from_hugging_face']
 
 # %% ../../notebooks/25_hugging_face.ipynb #ff5e9fc5
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
 from jaxtyping import Int
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 from torch import Tensor
 
 from annotated.data.normalization import CLEANING, Normalizer
@@ -28,31 +28,16 @@ from annotated.data.tokenizers import (
     library_tokenizer,
 )
 from annotated.files import whole_folder, write_json
+from annotated.model.positional import sinusoidal_encoding
 from annotated.model.transformer import Transformer, TransformerConfig
-from annotated.training.builders import foreign_part
-from annotated.training.checkpoints import Checkpoint
+from annotated.training.builders import BUILDERS, MARIAN, build_model, builder_of, foreign_part
+from annotated.training.checkpoints import MANIFEST, Checkpoint, load_checkpoint
 
 # %% ../../notebooks/25_hugging_face.ipynb #a48a59ba
 def halves(d_model) -> Int[Tensor, "d_model"]:
     """Marian's order of the dimensions, as indices of ours: even ones (sines), then odd ones."""
     dimensions = torch.arange(d_model)
     return torch.cat([dimensions[0::2], dimensions[1::2]])
-
-# %% ../../notebooks/25_hugging_face.ipynb #2db6c3f0
-def check_expressible(config):
-    """Raise a ValueError that names the first field that a Marian model cannot express."""
-    width = config.d_model / config.h
-    for name, value, wanted, why in (
-        ("norm_first", config.norm_first, False, "Marian's layers are post-norm"),
-        ("positions", config.positions, "sinusoidal", "Marian's positions are sinusoids"),
-        ("d_k", config.d_k or width, width, "Marian's heads are d_model / h wide"),
-        ("d_v", config.d_v or width, width, "Marian's heads are d_model / h wide"),
-        ("pad_id", config.pad_id, PAD, "the tokenizers of this library pad with it"),
-    ):
-        if value != wanted:
-            wanted = f"{wanted:g}" if isinstance(wanted, float) else repr(wanted)
-            raise ValueError(f"{name}={value!r} cannot be exported: {why}; "
-                             f"only a model with {name}={wanted} can leave")
 
 # %% ../../notebooks/25_hugging_face.ipynb #2916c564
 SAME_FIELDS = {  # in Marian's configuration: in ours
@@ -61,110 +46,93 @@ SAME_FIELDS = {  # in Marian's configuration: in ours
     "max_position_embeddings": "max_length", "attention_dropout": "attention_dropout",
     "activation_dropout": "feed_forward_dropout",
 }
-DECODER_FIELDS = {  # the decoder's own fields, which must say the same as these
-    "decoder_vocab_size": "vocab_size", "decoder_layers": "encoder_layers",
-    "decoder_ffn_dim": "encoder_ffn_dim", "decoder_attention_heads": "encoder_attention_heads",
-}
-FIXED_FIELDS = {
-    "model_type": "marian", "activation_function": "relu", "scale_embedding": True,
-    "tie_word_embeddings": True, "share_encoder_decoder_embeddings": True, "pad_token_id": PAD,
-    "eos_token_id": END, "decoder_start_token_id": BEGIN,
-}
+FIXED_FIELDS = {"model_type": "marian", "scale_embedding": True, "tie_word_embeddings": True,
+                "share_encoder_decoder_embeddings": True}
 
 
-def marian_fields(config, dtype=torch.float32):
+def marian_fields(config, dtype=torch.float32, activation="relu"):
     """The `config.json` of an exported model; ValueError for what Marian cannot express."""
-    check_expressible(config)
-    fields = {"architectures": ["MarianMTModel"], **FIXED_FIELDS, "bos_token_id": BEGIN,
-              "forced_eos_token_id": None, "is_encoder_decoder": True,
-              "static_position_embeddings": True, "dtype": str(dtype).removeprefix("torch.")}
-    fields |= {theirs: getattr(config, ours) for theirs, ours in SAME_FIELDS.items()}
-    return fields | {theirs: fields[same] for theirs, same in DECODER_FIELDS.items()}
+    same = TransformerConfig(**{ours: getattr(config, ours) for ours in SAME_FIELDS.values()})
+    heads = [("d_k", config.d_model / config.h), ("d_v", config.d_model / config.h)]
+    for name, value in vars(config).items():
+        if value != (wanted := getattr(same, name)) and (name, value) not in heads:
+            raise ValueError(f"{name}={value!r} cannot be exported, only {wanted!r}: Marian has "
+                             "post-norm layers, sinusoidal positions, heads d_model / h wide, and "
+                             "our tokenizers pad with 0")
+    fields = {"architectures": ["MarianMTModel"], **FIXED_FIELDS, "activation_function": activation,
+              "pad_token_id": PAD, "eos_token_id": END, "decoder_start_token_id": BEGIN,
+              "bos_token_id": BEGIN, "forced_eos_token_id": None, "is_encoder_decoder": True,
+              "static_position_embeddings": True, "dtype": str(dtype).removeprefix("torch."),
+              **{theirs: getattr(config, ours) for theirs, ours in SAME_FIELDS.items()}}
+    return fields | {name.replace("encoder", "decoder"): value for name, value in fields.items()
+                     if name.startswith("encoder")} | {"decoder_vocab_size": config.vocab_size}
 
 # %% ../../notebooks/25_hugging_face.ipynb #1470d6f1
-def book_config(fields):
-    """The `TransformerConfig` for a Marian `config.json`; ValueError for what it cannot express."""
-    fields = {"decoder_vocab_size": fields.get("vocab_size"), "tie_word_embeddings": True,
-              "share_encoder_decoder_embeddings": True, **fields}  # Marian's defaults, if left out
-    same = {theirs: fields.get(encoder) for theirs, encoder in DECODER_FIELDS.items()}
-    for name, wanted in {**FIXED_FIELDS, **same}.items():
-        if fields.get(name) != wanted:
-            raise ValueError(
-                f"config.json: {name}={fields.get(name)!r} cannot be imported, only {wanted!r}: "
-                "give a folder that export_to_hugging_face wrote, or one that agrees with it there")
-    for name in SAME_FIELDS:
-        if name not in fields:
-            raise ValueError(f"config.json: {name} is missing; "
-                             "give a folder that export_to_hugging_face wrote")
-    return TransformerConfig(**{ours: fields[theirs] for theirs, ours in SAME_FIELDS.items()})
+def book_config(marian):
+    """The `TransformerConfig` for a `MarianConfig`; ValueError for what it cannot express."""
+    config = TransformerConfig(**{ours: getattr(marian, theirs)
+                                  for theirs, ours in SAME_FIELDS.items()})
+    kinds = [name.removeprefix("marian-") for name in MARIAN]
+    fields = {name: [value] for name, value in marian_fields(config).items()
+              if name in FIXED_FIELDS or name.startswith("decoder") and not name.endswith("id")}
+    for name, values in (fields | {"activation_function": kinds}).items():
+        if getattr(marian, name) not in values:
+            raise ValueError(f"config.json: {name}={getattr(marian, name)!r} cannot be imported, "
+                             f"only {', '.join(map(repr, values))}")
+    return config
 
 # %% ../../notebooks/25_hugging_face.ipynb #6761f8a0
 def marian_names(N):
-    """{name of a weight in Marian: (its name in a `Transformer`, its axis of d_model or None)}."""
+    """{name of a weight in Marian: (its name here, its axis of d_model or None)}."""
     names = {"model.shared.weight": ("embedding.weight", 1)}
-    maps = ("q_proj", "W_Q", 1), ("k_proj", "W_K", 1), ("v_proj", "W_V", 1), ("out_proj", "W_O", 0)
-    kinds = {"self": "self_attn", "cross": "encoder_attn"}
-    for stack, i in ((stack, i) for stack in ("encoder", "decoder") for i in range(N)):
-        theirs, ours, norms = f"model.{stack}.layers.{i}", f"{stack}.layers.{i}", []
-        for kind in ("self", "cross")[: 1 + (stack == "decoder")]:
-            norms.append(f"{kinds[kind]}_layer_norm")
-            for their_map, our_map, axis in maps:
-                name = f"{theirs}.{kinds[kind]}.{their_map}.weight"
-                names[name] = (f"{ours}.{kind}_attention.{our_map}.weight", axis)
-        for fc, W, axes in (("fc1", "W_1", (1, None)), ("fc2", "W_2", (0, 0))):
-            for part, axis in zip(("weight", "bias"), axes, strict=True):
-                names[f"{theirs}.{fc}.{part}"] = (f"{ours}.feed_forward.{W}.{part}", axis)
-        for number, norm in enumerate([*norms, "final_layer_norm"]):
-            for part in ("weight", "bias"):
-                names[f"{theirs}.{norm}.{part}"] = (f"{ours}.residual.{number}.norm.{part}", 0)
+    reads, writes, own = (1, None), (0, 0), {"self_attn": "self_attention"}  # of weight, bias
+    maps = {"q_proj": ("W_Q", reads), "k_proj": ("W_K", reads), "v_proj": ("W_V", reads),
+            "out_proj": ("W_O", writes)}
+    both = own | {"encoder_attn": "cross_attention"}
+    for stack, kinds in (("encoder", own), ("decoder", both)):
+        parts = {f"{kind}.{theirs}": (f"{ours}.{W}", axes)
+                 for kind, ours in kinds.items() for theirs, (W, axes) in maps.items()}
+        parts |= {"fc1": ("feed_forward.W_1", reads), "fc2": ("feed_forward.W_2", writes)}
+        norms = [*(f"{kind}_layer_norm" for kind in kinds), "final_layer_norm"]
+        parts |= {norm: (f"residual.{i}.norm", writes) for i, norm in enumerate(norms)}
+        names |= {f"model.{stack}.layers.{i}.{theirs}.{part}": (f"{stack}.layers.{i}.{ours}.{part}",
+                                                                axis)
+                  for i in range(N) for theirs, (ours, axes) in parts.items()
+                  for part, axis in zip(("weight", "bias"), axes, strict=True)}
     return names
 
 # %% ../../notebooks/25_hugging_face.ipynb #ab0043f5
 def to_marian(weights, config):
     """A state dict of a `Transformer` as one of a `MarianMTModel`: reordered, and biases zero."""
-    order, dtype, marian = halves(config.d_model), weights["embedding.weight"].dtype, {}
+    order, embedding, marian = halves(config.d_model), weights["embedding.weight"].cpu(), {}
     for theirs, (ours, axis) in marian_names(config.N).items():
-        weight = weights[ours].detach().cpu()
+        weight = weights.get(ours, embedding.new_zeros(config.d_model)).detach().cpu()
         marian[theirs] = weight.contiguous() if axis is None else weight.index_select(axis, order)
-        if theirs.endswith("_proj.weight"):
-            marian[theirs.replace("weight", "bias")] = torch.zeros(config.d_model, dtype=dtype)
-    marian["final_logits_bias"] = torch.zeros(1, config.vocab_size, dtype=dtype)
+    marian["final_logits_bias"] = embedding[:, config.d_model:].sum(dim=1)[None]  # none: zeros
     return marian
 
 # %% ../../notebooks/25_hugging_face.ipynb #9b66124d
-def _check_rest(rest, shared):
-    """ValueError for a further weight, unless a zero bias, a tied copy or a table of sinusoids."""
-    for name, weight in sorted(rest.items()):
-        copy = name == "lm_head.weight" or name.endswith(".embed_tokens.weight")
-        bias = name == "final_logits_bias" or name.endswith("_proj.bias")
-        wrong = ("not model.shared.weight; this library ties all three" if copy
-                 else "not zero, and the model of this library has no such bias" if bias
-                 else "no weight of a Marian model of this size")
-        table = name.endswith("embed_positions.weight")  # sinusoids are computed
-        if not (torch.equal(weight, shared) if copy else not weight.any() if bias else table):
-            raise ValueError(f"model.safetensors: {name} is {wrong}")
+def from_marian(marian, config, activation="relu", ids=slice(None)):
+    """(state dict, name of its builder) from a `MarianMTModel`'s state dict: `to_marian` undone.
 
-
-def from_marian(marian, config):
-    """A state dict of a `MarianMTModel` as one of a `Transformer`: `to_marian` undone, to the bit.
-
-    ValueError for a weight that is missing, too many, of another shape, or that a `Transformer`
-    cannot express.
+    ids: of each token here, Marian's. ValueError for positions that are no sinusoids.
     """
-    back, names = halves(config.d_model).argsort(), marian_names(config.N)
-    missing = sorted(names.keys() - marian.keys())
-    if missing:
-        raise ValueError(f"model.safetensors: {missing[0]} is missing ({len(missing)} weights are)")
-    rest = {name: marian[name] for name in marian.keys() - names.keys()}
-    _check_rest(rest, marian["model.shared.weight"])
-    weights = {}
-    for theirs, (ours, axis) in names.items():
+    back, weights = halves(config.d_model).argsort(), {}
+    table = sinusoidal_encoding(config.max_length, config.d_model)
+    for name in (name for name in marian if name.endswith("embed_positions.weight")):
+        if not torch.allclose(marian[name].float(), torch.cat([table[:, ::2], table[:, 1::2]], 1),
+                              atol=0.01):
+            raise ValueError(f"{name} holds no sinusoids, and the model here computes them")
+    for theirs, (ours, axis) in marian_names(config.N).items():
         weight = marian[theirs]
-        if axis is not None and (weight.dim() <= axis or weight.size(axis) != config.d_model):
-            raise ValueError(f"model.safetensors: {theirs} has shape {tuple(weight.shape)}, "
-                             f"not d_model={config.d_model} along axis {axis}")
         weights[ours] = weight.clone() if axis is None else weight.index_select(axis, back)
-    return weights
+    bias = {name for name in weights if "_attention" in name and name.endswith("bias")}
+    embedding = torch.cat([weights["embedding.weight"], marian["final_logits_bias"].T], dim=1)[ids]
+    weights["embedding.weight"] = embedding
+    if activation != "relu" or embedding[:, -1].any() or any(weights[name].any() for name in bias):
+        return weights, f"marian-{activation}"
+    weights["embedding.weight"] = embedding[:, :-1].contiguous()
+    return {name: weight for name, weight in weights.items() if name not in bias}, "transformer"
 
 # %% ../../notebooks/25_hugging_face.ipynb #09361e02
 WORDS = r"\w+(?=n['’]t\b)|n['’]t\b|['’](?:s|m|d|re|ve|ll)\b|\w+|[^\w\s]"  # close to spaCy's rules
@@ -180,8 +148,7 @@ def _normalizers(tokenizer):
     """The form of a tokenizer's text as normalizers of the library; of Moses' scripts nothing."""
     from tokenizers import Regex, normalizers
 
-    if (form := tokenizer.normalizer) is None:  # of a folder from before there were any
-        return []
+    form = tokenizer.normalizer
     cleaning = [normalizers.Replace(Regex(old), new) for old, new in CLEANING]
     marks = [normalizers.Replace(chr(mark), other) for mark, other in form.table.items()]
     return [normalizers.NFC(), *cleaning, *marks, *[normalizers.Lowercase()] * form.lowercase]
@@ -193,8 +160,7 @@ def _word_form(tokenizer, names):
 
     ids = {word: index for index, word in enumerate([*names, *tokenizer.words])}
     form = Tokenizer(models.WordLevel(ids, unk_token=names[UNKNOWN]))
-    if steps := _normalizers(tokenizer):
-        form.normalizer = normalizers.Sequence(steps)
+    form.normalizer = normalizers.Sequence(_normalizers(tokenizer))
     form.pre_tokenizer = pre_tokenizers.Split(Regex(WORDS), "removed", invert=True)  # no word: gone
     spaces = [decoders.WordPiece(prefix="⟨⟩", cleanup=False), decoders.Fuse()]  # between all words
     glue = [decoders.Replace(Regex(old), new) for old, new in GLUE]
@@ -208,8 +174,8 @@ def _subword_form(tokenizer, names):
 
     pieces = [*names, *tokenizer.vocabulary]
     form = library_tokenizer(tokenizer.model, pieces, tokenizer.merges)
-    steps = [*_normalizers(tokenizer), normalizers.Prepend(" ")]  # a first word looks like any
-    form.normalizer = normalizers.Sequence(steps) if steps[1:] else steps[0]
+    form.normalizer = normalizers.Sequence([  # a first word looks like any other
+        *_normalizers(tokenizer), normalizers.Prepend(" ")])
     prefix = json.loads(form.to_str())["model"].get("continuing_subword_prefix")  # of WordPiece
     unmark = [decoders.Replace(prefix, "")] if prefix else []
     strip = [decoders.ByteLevel(), decoders.Strip(" ", 1, 0)]
@@ -237,43 +203,29 @@ def library_form(tokenizer):
     return form
 
 # %% ../../notebooks/25_hugging_face.ipynb #d9f543a9
-def read_fields(folder, name, read=lambda path: dict(json.loads(path.read_text("utf-8")))):
-    """What a file of an exported folder holds; FileNotFoundError or ValueError name the file."""
-    path = Path(folder) / name
-    if not path.is_file():
-        raise FileNotFoundError(f"{folder} has no {name}: "
-                                "name a folder that export_to_hugging_face wrote")
-    try:
-        return read(path)
-    except (ValueError, TypeError, RecursionError, SafetensorError) as error:
-        raise ValueError(f"{path} cannot be read ({error}): export the model again") from None
-
-
 def book_tokenizer(folder):
     """The tokenizer that an exported folder was written from; ValueError for any other folder."""
-    form = read_fields(folder, "tokenizer.json")
-    languages = read_fields(folder, "tokenizer_config.json")
     try:
-        model = form["model"]
+        form, fields = (json.loads((Path(folder) / name).read_text("utf-8"))
+                        for name in ("tokenizer.json", "tokenizer_config.json"))
+        model, saved = form["model"], fields["annotated_normalizer"]
         pieces = sorted(model["vocab"], key=model["vocab"].get)[len(SPECIAL_PIECES):]
         if model["type"] == "WordLevel":
-            tokenizer = WordTokenizer(pieces, (languages["source_lang"], languages["target_lang"]))
+            tokenizer = WordTokenizer(pieces, (fields["source_lang"], fields["target_lang"]))
         else:
-            pairs = model.get("merges", [])
-            merges = [pair.split(" ") if isinstance(pair, str) else pair for pair in pairs]
-            tokenizer = SubwordTokenizer(pieces, merges, model["type"].lower())
-        saved = languages.get("annotated_normalizer")
-        tokenizer.normalizer = saved and Normalizer(
-            **saved | {"languages": tuple(saved["languages"])})
+            tokenizer = SubwordTokenizer(pieces, model.get("merges", []), model["type"].lower())
+        tokenizer.normalizer = Normalizer(**saved | {"languages": tuple(saved["languages"])})
         again = json.loads(library_form(tokenizer).to_str())
-        tokenizer.normalizer = tokenizer.normalizer or Normalizer()
+        other = [part for part in ("model", "normalizer", "pre_tokenizer")
+                 if form.get(part) != again[part]]
+    except OSError:  # its message names the file
+        raise
     except Exception as error:  # the library raises bare exceptions
         raise ValueError(f"{folder}: tokenizer.json is not one that export_to_hugging_face wrote "
                          f"({error!r:.200})") from None
-    for part in ("model", "normalizer", "pre_tokenizer"):
-        if form.get(part) != again[part]:
-            raise ValueError(f"{folder}: tokenizer.json has another {part} "
-                             "than a tokenizer of this library")
+    if other:
+        raise ValueError(f"{folder}: tokenizer.json has another {other[0]} than a tokenizer of "
+                         "this library")
     return tokenizer
 
 # %% ../../notebooks/25_hugging_face.ipynb #f9154f64
@@ -283,45 +235,31 @@ library_name: transformers
 pipeline_tag: translation
 tags: [translation, marian]
 ---
-
 # Transformer, {source} to {target}
 
 An encoder-decoder Transformer as in *Attention Is All You Need* (post-norm, sinusoidal positions,
-tied embeddings), in the form of `MarianMTModel`.
+tied embeddings), in the form of `MarianMTModel`: {sizes}; {vocabulary}.
 
-- Size: {sizes}
-- Vocabulary: {vocabulary}
 - Trained on: {data}
 - Score: {metric}
 - Signature of the score: {signature}
 
-## Use
-
 ```python
 from transformers import AutoTokenizer, MarianMTModel
-
 tokenizer, model = AutoTokenizer.from_pretrained(folder), MarianMTModel.from_pretrained(folder)
 batch = tokenizer(sentences, return_tensors="pt", padding=True)
 print(tokenizer.batch_decode(model.generate(**batch, num_beams=1), skip_special_tokens=True))
 ```
 
 The decoder begins with token {begin}, which is not padding as in other Marian models. There are
-positions for {length} tokens per side. For CTranslate2 use
-`annotated export --ctranslate2`: that engine's own converter takes another start for
-granted.{caution}
+positions for {length} tokens per side. For CTranslate2 use `annotated export --ctranslate2`, since
+that engine's own converter takes another start for granted.{caution}
 """
 
 # %% ../../notebooks/25_hugging_face.ipynb #c0ffee25
 def model_card(config, tokenizer, source_language="en", target_language="de", data=None,
                metric=None, signature=None):
-    """The README.md of an exported model; what is not given reads "not stated".
-
-    ValueError for a metric without its signature, or a signature without a metric.
-    """
-    if (metric is None) != (signature is None):
-        given, lacking = ("metric", "signature") if signature is None else ("signature", "metric")
-        raise ValueError(f"{given} is given without {lacking}: give both, such as entry.score and "
-                         "entry.signature of a bleu_report")
+    """The README.md of an exported model; what is not given reads "not stated"."""
     kind = {"bpe": "byte-pair encoding", "wordpiece": "WordPiece"}
     kind = kind.get(getattr(tokenizer, "model", None), "words")
     data, metric, signature = (" ".join(str(text).split()) if text else "not stated"
@@ -340,21 +278,21 @@ def model_card(config, tokenizer, source_language="en", target_language="de", da
         length=config.max_length, caution=caution)
 
 # %% ../../notebooks/25_hugging_face.ipynb #bc3db665
-def _check_parts(model, tokenizer):
-    """TypeError or ValueError unless model and tokenizer are this library's and fit each other."""
-    if not isinstance(model, Transformer):
-        raise TypeError(f"model is a {type(model).__name__}: give the Transformer itself "
-                        "(model.module of a distributed one)")
-    if part := foreign_part(model, Transformer):
-        raise ValueError(f"the model's configuration would not build {part}, and Marian has no "
-                         "such part: only a plain model can leave")
-    if not isinstance(tokenizer, (WordTokenizer, SubwordTokenizer)):
-        raise TypeError(f"tokenizer is a {type(tokenizer).__name__}: "
-                        "give the WordTokenizer or SubwordTokenizer of the model")
+def _activation(model, tokenizer):
+    """The activation of a model that Marian can express; TypeError or ValueError for another."""
+    kinds = WordTokenizer, SubwordTokenizer
+    if not isinstance(model, Transformer) or not isinstance(tokenizer, kinds):
+        got = f"{type(model).__name__} and {type(tokenizer).__name__}"
+        raise TypeError(f"got {got}: give the WordTokenizer or SubwordTokenizer of a Transformer "
+                        "(model.module of a distributed one), and that")
+    name = builder_of(model) if builder_of(model) in MARIAN else "transformer"
+    if part := foreign_part(model, BUILDERS[name]):
+        raise ValueError(f"the builder {name!r} would not make {part}, and Marian has no such part")
     if len(tokenizer) > model.config.vocab_size:
         raise ValueError(f"the tokenizer has {len(tokenizer)} pieces, the model "
                          f"vocab_size={model.config.vocab_size}: "
                          "export each model with the tokenizer that it was trained with")
+    return name.removeprefix("marian-") if name in MARIAN else "relu"
 
 
 def _tokenizer_fields(form, normalizer, config, source_language, target_language):
@@ -373,18 +311,18 @@ def export_to_hugging_face(model, tokenizer, folder, *, source_language="en", ta
     """Write a folder that `transformers.MarianMTModel` and `AutoTokenizer` load, with a model card.
 
     data: what it was trained on, metric: how it scored and on what, signature: by which definition;
-    each in words or None. ValueError for what Marian cannot express, a tokenizer too large, or a
-    metric without signature; TypeError for another model or tokenizer; FileExistsError for a folder
-    that exists. Whole or not at all.
+    each in words or None. ValueError for what Marian cannot express, or a tokenizer too large;
+    TypeError for another model or tokenizer; FileExistsError for a folder that exists. Whole or not
+    at all.
     """
-    _check_parts(model, tokenizer)
+    activation = _activation(model, tokenizer)
     config, weights, form = model.config, model.state_dict(), library_form(tokenizer)
     languages = source_language, target_language
     card = model_card(config, tokenizer, *languages, data, metric, signature)
     decoding = {"bos_token_id": BEGIN, "decoder_start_token_id": BEGIN, "eos_token_id": END,
                 "pad_token_id": PAD, "forced_eos_token_id": None, "suppress_tokens": [PAD, BEGIN],
                 "max_length": config.max_length}
-    files = {"config.json": marian_fields(config, weights["embedding.weight"].dtype),
+    files = {"config.json": marian_fields(config, weights["embedding.weight"].dtype, activation),
              "generation_config.json": decoding,
              "tokenizer_config.json": _tokenizer_fields(
                  form, tokenizer.normalizer, config, *languages)}
@@ -396,27 +334,71 @@ def export_to_hugging_face(model, tokenizer, folder, *, source_language="en", ta
         form.save(str(part / "tokenizer.json"))
         (part / "README.md").write_text(card, encoding="utf-8")
 
-# %% ../../notebooks/25_hugging_face.ipynb #60947480
-def import_from_hugging_face(folder):
-    """The `Checkpoint` in a folder that `export_to_hugging_face` wrote, with the languages.
+# %% ../../notebooks/25_hugging_face.ipynb #hf100001
+def marian_ids(config, folder):
+    """For each id here, Marian's: padding, begin, end, unknown, then the others in their order."""
+    path = Path(folder) / "vocab.json"  # of Marian's own tokenizers
+    unknown = json.loads(path.read_text("utf-8"))["<unk>"] if path.is_file() else UNKNOWN
+    special = [config.pad_token_id, config.decoder_start_token_id, config.eos_token_id, unknown]
+    return [*special, *(i for i in range(config.vocab_size) if i not in special)]
 
-    A folder that Transformers saved after loading it will do, too, as long as it is still a model
-    of ours. FileNotFoundError and ValueError name the file, and the field or weight, that is
-    missing or cannot be expressed.
+# %% ../../notebooks/25_hugging_face.ipynb #60947480
+def _read_marian(folder):
+    """The `MarianMTModel` in a folder; FileNotFoundError or ValueError where there is none."""
+    from transformers import MarianMTModel
+
+    text = (Path(folder) / "config.json").read_text("utf-8")
+    try:
+        if (kind := dict(json.loads(text)).get("model_type")) != "marian":
+            raise ValueError(f"config.json: model_type={kind!r} cannot be imported, only 'marian'")
+        with torch.random.fork_rng(devices=[]):
+            marian, report = MarianMTModel.from_pretrained(
+                folder, local_files_only=True, use_safetensors=True, dtype="auto",
+                output_loading_info=True)
+    except (ValueError, TypeError, RuntimeError, SafetensorError) as error:
+        raise ValueError(f"{folder}: config.json and model.safetensors are no Marian model "
+                         f"({error!s:.500})") from None
+    for what in ("missing_keys", "unexpected_keys"):
+        if names := sorted(report[what]):
+            raise ValueError(f"{folder}: model.safetensors has {what}, {names[0]} for one")
+    return marian
+
+
+def import_from_hugging_face(folder):
+    """The `Checkpoint` of a folder that holds a Marian model, with its languages.
+
+    The folder is one that `export_to_hugging_face` wrote, or Transformers for any Marian model. A
+    tokenizer of another library is None. Needs the package transformers. OSError and ValueError
+    name the file, and the field or weight, that is missing or cannot be expressed.
     """
-    config = book_config(read_fields(folder, "config.json"))
-    weights = from_marian(read_fields(folder, "model.safetensors", load_file), config)
+    folder, marian = Path(folder), _read_marian(folder)
+    config, ids = book_config(marian.config), marian_ids(marian.config, folder)
+    activation, tokenizer, info = marian.config.activation_function, None, {}
+    weights, builder = from_marian(marian.state_dict(), config, activation, ids)
     with torch.random.fork_rng(devices=[]):
-        model = Transformer(config)
-    for name, weight in model.state_dict().items():
-        got, want = tuple(weights[name].shape), tuple(weight.shape)
-        if got != want:
-            raise ValueError(f"model.safetensors: {name} would have shape {got}, "
-                             f"config.json says {want}")
+        model = build_model(replace(config, vocab_size=len(ids)), builder)
     model.load_state_dict(weights, assign=True)
-    fields = read_fields(folder, "tokenizer_config.json")
-    languages = {f"{side}_language": fields.get(f"{side}_lang") for side in ("source", "target")}
-    return Checkpoint(model.eval(), book_tokenizer(folder), languages)
+    path = folder / "tokenizer_config.json"
+    if path.is_file():
+        fields = json.loads(path.read_text("utf-8"))
+        info = {f"{side}_language": fields.get(f"{side}_lang") for side in ("source", "target")}
+        tokenizer = None if (folder / "source.spm").is_file() else book_tokenizer(folder)
+    return Checkpoint(model.eval(), tokenizer, info)
+
+# %% ../../notebooks/25_hugging_face.ipynb #hf100005
+def load_for_training(folder):
+    """The `Checkpoint` in a folder, ours or a Marian model, in single precision.
+
+    Errors as of `load_checkpoint` and `import_from_hugging_face`; ValueError for a tokenizer that
+    cannot be read, without which the meaning of the ids would be lost.
+    """
+    if (Path(folder) / MANIFEST).is_file():
+        return load_checkpoint(folder)
+    saved = import_from_hugging_face(folder)
+    if saved.tokenizer is None and (Path(folder) / "source.spm").is_file():
+        raise ValueError(f"{folder}: source.spm is of SentencePiece, which cannot be read here")
+    saved.model.float()
+    return saved
 
 # %% ../../notebooks/25_hugging_face.ipynb #df7f8703
 def score_in_words(path):
@@ -428,5 +410,5 @@ def score_in_words(path):
         where = ", ".join(str(part) for part in (data, report.get("decoding")) if part)
         return {"metric": f"BLEU {entry['score']:.2f} on {where}", "signature": entry["signature"]}
     except (ValueError, KeyError, TypeError) as error:
-        mend = "give the JSON that bleu_report wrote"
-        raise ValueError(f"{path} is no report of scores ({error!r}): {mend}") from None
+        hint = "give the JSON that bleu_report wrote"
+        raise ValueError(f"{path} is no report of scores ({error!r}): {hint}") from None

@@ -8,6 +8,7 @@ __all__ = ['ConvolutionalLayer', 'SeparableConvolutionalLayer', 'RecurrentLayer'
 
 # %% ../../notebooks/09_layer_types.ipynb #acbca7c4
 import math
+from itertools import accumulate
 
 import torch
 from jaxtyping import Bool, Float
@@ -18,6 +19,13 @@ from annotated.model.attention import Mask, scaled_dot_product_attention
 from annotated.model.multi_head import MultiHeadAttention
 
 # %% ../../notebooks/09_layer_types.ipynb #867221d2
+def _at_least_one(**sizes):
+    """ValueError that names a size which is missing or below 1."""
+    for name, number in sizes.items():
+        if number is None or number < 1:
+            raise ValueError(f"{name}={number}: expected a whole number from 1 up")
+
+
 def windows(x: Float[Tensor, "*batch n d"], width, dilation=1,
             causal=False) -> Float[Tensor, "*batch n d {width}"]:
     """The positions around each position, and zeros beyond both ends (section 4).
@@ -25,9 +33,7 @@ def windows(x: Float[Tensor, "*batch n d"], width, dilation=1,
     Position i sees i + (j - width // 2) · dilation for j = 0 … width - 1; causal: the last of them
     is i itself, so that no position sees ahead. ValueError if a number is below 1.
     """
-    for name, number in (("width", width), ("dilation", dilation)):
-        if number < 1:
-            raise ValueError(f"{name}={number}: expected a whole number from 1 up")
+    _at_least_one(width=width, dilation=dilation)
     right = 0 if causal else (width - 1) // 2 * dilation
     left = (width - 1) * dilation - right
     padded = F.pad(x, (0, 0, left, right))  # (..., left + n + right, d)
@@ -41,13 +47,12 @@ class ConvolutionalLayer(nn.Module):
     """Each position from the k positions around it, by one matrix (section 4).
 
     dilation: distance between the positions of a window; causal: a window ends at its position.
-    ValueError if k or dilation is below 1.
+    When called, ValueError if k or dilation is below 1.
     """
 
     def __init__(self, d, k, dilation=1, causal=False):
         super().__init__()
         self.window = (k, dilation, causal)
-        windows(torch.zeros(1, d), *self.window)  # raises now if the sizes are wrong
         self.W = nn.Linear(d * k, d)
 
     def forward(self, x: _X) -> _X:
@@ -57,13 +62,12 @@ class ConvolutionalLayer(nn.Module):
 class SeparableConvolutionalLayer(nn.Module):
     """A filter of k weights along each coordinate, then one matrix (section 4).
 
-    dilation, causal: as in the convolution. ValueError if k or dilation is below 1.
+    dilation, causal: as in the convolution. When called, ValueError if k or dilation is below 1.
     """
 
     def __init__(self, d, k, dilation=1, causal=False):
         super().__init__()
         self.window = (k, dilation, causal)
-        windows(torch.zeros(1, d), *self.window)  # raises now if the sizes are wrong
         self.w = nn.Parameter(torch.empty(d, k, 1).uniform_(-1, 1) / math.sqrt(k))
         self.W = nn.Linear(d, d)
 
@@ -119,8 +123,7 @@ def band_mask(n, r) -> Bool[Tensor, "{n} {n}"]:
 
     Position i sees i - r // 2 … i + (r - 1) // 2, as far as they exist. ValueError if r is below 1.
     """
-    if r < 1:
-        raise ValueError(f"r={r}: expected a whole number from 1 up")
+    _at_least_one(r=r)
     distance = torch.arange(n) - torch.arange(n)[:, None]  # key minus query
     return (distance >= -(r // 2)) & (distance <= (r - 1) // 2)
 
@@ -135,8 +138,7 @@ def restricted_attention(query: _Keys, key: _Keys, value: _Values, r, mask: Mask
     position sees nothing. ValueError for r below 1, and for a mask with more than one row.
     """
     n = query.size(-2)
-    if r < 1:
-        raise ValueError(f"r={r}: expected a whole number from 1 up")
+    _at_least_one(r=r)
     if mask is not None and mask.size(-2) != 1:
         raise ValueError(f"mask has shape {tuple(mask.shape)}: expected (..., 1, {n}), one row of "
                          "keys for all queries")
@@ -192,11 +194,8 @@ def _check_layer(kind, n, d=1, k=None, r=None):
     """Raise a ValueError unless `kind` is one of LAYERS and its sizes are numbers from 1 up."""
     if kind not in LAYERS:
         raise ValueError(f"kind={kind!r}: expected one of {', '.join(LAYERS)}")
-    needed = {"n": n, "d": d, **({"k": k} if "convolution" in kind else {}),
-              **({"r": r} if "restricted" in kind else {})}
-    for name, number in needed.items():
-        if number is None or number < 1:
-            raise ValueError(f"{name}={number}: {kind} expects a whole number from 1 up")
+    _at_least_one(n=n, d=d, **({"k": k} if "convolution" in kind else {}),
+                  **({"r": r} if "restricted" in kind else {}))
 
 # %% ../../notebooks/09_layer_types.ipynb #57b1d3cd
 def layer_operations(kind, n, d, k=None, r=None):
@@ -262,35 +261,15 @@ def sequential_products(output: Float[Tensor, "..."]):
 # %% ../../notebooks/09_layer_types.ipynb #14b9cba2
 def stack_states(layers):
     """Return the function x -> [output of the first layer, of the second on top of it, …] (4)."""
-
-    def states(x):
-        outputs = []
-        for layer in layers:
-            x = layer(x)
-            outputs.append(x)
-        return outputs
-
-    return states
-
-# %% ../../notebooks/09_layer_types.ipynb #6e339a32
-def reached_by_change(states, x: _X, position) -> Bool[Tensor, "steps n"]:
-    """Which positions differ after each step when one position of the input is changed (section 4).
-
-    states: function from x to a list of tensors of that shape, such as stack_states(layers) or
-    RecurrentLayer.sweeps; position: the one that is changed.
-    """
-    changed = x.clone()
-    changed[:, position] += 1
-    with torch.no_grad():
-        return torch.stack([(a != b).any(dim=2).any(dim=0)
-                            for a, b in zip(states(x), states(changed), strict=True)])
+    return lambda x: list(accumulate(layers, lambda x, layer: layer(x), initial=x))[1:]
 
 # %% ../../notebooks/09_layer_types.ipynb #15c92123
 def reached_by_gradient(states, x: _X, position, seed=0) -> Float[Tensor, "steps n"]:
     """How strongly each position after each step depends on one position of the input (section 4).
 
-    The size of the derivative along one random direction at that position, 0 where nothing arrives;
-    states as in `reached_by_change`.
+    The size of the derivative along one random direction at that position, 0 where nothing arrives.
+    states: function from x to a list of tensors of that shape, such as stack_states(layers) or
+    RecurrentLayer.sweeps.
     """
     generator = torch.Generator().manual_seed(seed)
     direction = torch.zeros_like(x)

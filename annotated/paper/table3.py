@@ -17,10 +17,9 @@ import sacrebleu
 import torch
 from filelock import FileLock, Timeout
 
-from annotated.data.batches import Batch, pair_lengths, token_batches
 from annotated.data.corpora import load_corpus
 from annotated.data.prepared import vocabulary_digest
-from annotated.data.tokenizers import PAD, SubwordTokenizer, WordTokenizer
+from annotated.data.tokenizers import SubwordTokenizer, WordTokenizer
 from annotated.model.transformer import Transformer, TransformerConfig
 from annotated.results import (
     add_json_line,
@@ -29,13 +28,9 @@ from annotated.results import (
     provenance,
     read_json_lines,
 )
-from annotated.training.loop import (
-    TrainingConfig,
-    encode_pairs,
-    evaluating,
-    train_on,
-    validation_loss,
-)
+from annotated.training.checkpoints import first_difference
+from annotated.training.label_smoothing import LabelSmoothingLoss
+from annotated.training.loop import TrainingConfig, encode_pairs, train_on, validation_loss
 from annotated.translation.search import translate
 
 # %% ../../notebooks/21_table3.ipynb #b4ab5807
@@ -114,9 +109,8 @@ def _in_proportion(name, value, base):
     """The paper's `value` of a size, for a model whose `base` is another."""
     if name not in ("N", "d_model", "d_ff", "d_k"):
         return value
-    paper = TransformerConfig.base()
-    here, there = ((c.d_k or c.d_model // c.h) if name == "d_k" else getattr(c, name)
-                   for c in (base, paper))
+    here, there = (getattr(config, name) or config.d_model // config.h  # d_k, unless it is given
+                   for config in (base, TransformerConfig.base()))
     if value * here % there:
         raise ValueError(f"{name}={value} of the paper's {there} is no whole number of {here}: "
                          f"give a base model with another {name}")
@@ -150,16 +144,17 @@ def count_parameters(config):
         return sum(weight.numel() for weight in Transformer(config).parameters())
 
 # %% ../../notebooks/21_table3.ipynb #a90a2617
-def token_accuracy(model, pairs, max_tokens=4096):
+class RightTokens(LabelSmoothingLoss):
+    """In place of the loss: how many target tokens are likeliest after the right ones (5.4)."""
+
+    def forward(self, logits, target):
+        """The number of them; logits (…, vocab_size), target (…)."""
+        return ((logits.argmax(dim=-1) == target) & (target != self.pad_id)).sum().double()
+
+
+def token_accuracy(model, pairs):
     """Share of target tokens, ends counted, that are likeliest after the right ones (5.4)."""
-    device, right, tokens = next(model.parameters()).device, 0, 0
-    with evaluating(model):
-        for indices in token_batches(pair_lengths(pairs), max_tokens, order="sorted"):
-            batch = Batch.collate([pairs[i] for i in indices]).to(device)
-            best = model(batch.source, batch.target_in).argmax(dim=-1)  # (batch, m)
-            right += int(((best == batch.target_out) & (batch.target_out != PAD)).sum())
-            tokens += batch.tokens
-    return right / tokens
+    return validation_loss(model, pairs, loss=RightTokens)
 
 
 DECODING = {"beam": 4, "alpha": 0.6}
@@ -176,13 +171,12 @@ def measure(model, tokenizer, corpus):
     loss = validation_loss(model, pairs)
     outputs = translate(sources, model, tokenizer, corpus.source_language, **DECODING)
     metric = sacrebleu.BLEU(trg_lang=corpus.target_language)
-    bleu = metric.corpus_score(outputs, [references]).score
     novel = translate([text for text, _ in corpus.novel], model, tokenizer,
                       corpus.source_language, **DECODING)
     same = [ours == right for ours, (_, right) in zip(novel, corpus.novel, strict=True)]
     exact = {"exact": 100 * statistics.fmean(same)} if same else {}
     return {"loss": loss, "perplexity": math.exp(loss), "accuracy": token_accuracy(model, pairs),
-            "bleu": bleu, **exact,
+            "bleu": metric.corpus_score(outputs, [references]).score, **exact,
             "bleu_signature": str(metric.get_signature()),
             "perplexity_per": "token of the joint vocabulary, end counted"}
 
@@ -203,23 +197,13 @@ def finished_result(path, facts):
     path = Path(path)
     lines = read_json_lines(path) if path.exists() else []
     result = next((line for line in lines if all(line[name] == facts[name] for name in RUN)), None)
-    for what, fact in facts.items() if result else ():
-        if result.get(what) != fact:
-            before, now = (value if isinstance(value, dict) else {what: value}
-                           for value in (result.get(what), fact))
-            name = next(name for name in now | before if now.get(name) != before.get(name))
-            raise ValueError(f"{path}: {facts['row']} seed {facts['seed']} was made with another "
-                             f"{what} ({name} was {before.get(name)!r} and is now "
-                             f"{now.get(name)!r}): give another --out")
+    if result and (difference := first_difference(result, facts)):
+        what, name, before, now = difference
+        raise ValueError(f"{path}: {facts['row']} seed {facts['seed']} was made with another "
+                         f"{what} ({name} was {before!r} and is now {now!r}): give another --out")
     return result
 
 # %% ../../notebooks/21_table3.ipynb #7547172f
-def _print_validation(row):
-    """Print the perplexity of a validation."""
-    words = f"step {row['step']}: validation perplexity {row['valid_perplexity']:.2f}"
-    print(words, flush=True)
-
-
 def run_row(row, seed, corpus, tokenizer, out, work, device="cpu", command="", **how):
     """Train a row, measure it and add its result to the file `out`; returns the result (6.2).
 
@@ -233,13 +217,14 @@ def run_row(row, seed, corpus, tokenizer, out, work, device="cpu", command="", *
         if (result := finished_result(out, facts)) is not None:
             return result
         with counting_seconds(run) as seconds:
-            training = replace(row.training, seed=seed)
-            model, log = train_on(corpus, tokenizer, row.config, training, False, device, run,
-                                  _print_validation, **how)
-            measured = measure(model, tokenizer, corpus)
-            result = {**facts, **measured, "parameters": count_parameters(row.config),
-                      "seconds": seconds(), "machine": describe_machine(device),
-                      "command": command, **provenance(), "log": log}
+            model, log = train_on(
+                corpus, tokenizer, row.config, replace(row.training, seed=seed), False, device, run,
+                lambda row: print(f"step {row['step']}: validation perplexity "
+                                  f"{row['valid_perplexity']:.2f}", flush=True), **how)
+            result = {**facts, **measure(model, tokenizer, corpus),
+                      "parameters": count_parameters(row.config), "seconds": seconds(),
+                      "machine": describe_machine(device), "command": command, **provenance(),
+                      "log": log}
         add_json_line(out, result, RUN)
         shutil.rmtree(run)
         return result
@@ -313,8 +298,7 @@ def pooled_deviation(groups):
     """
     groups = [list(group) for group in groups if len(group) > 1]
     if not groups:
-        raise ValueError("no row has two seeds: without repeated runs there is no noise to compare "
-                         "with")
+        raise ValueError("no row has two seeds: without repeated runs nobody knows the noise")
     freedom = [len(group) - 1 for group in groups]
     squares = sum(statistics.variance(group) * n for group, n in zip(groups, freedom, strict=True))
     return math.sqrt(squares / sum(freedom)), sum(freedom)

@@ -6,14 +6,73 @@
 __all__ = ['BUILDERS', 'build_model']
 
 # %% ../../notebooks/98_builders.ipynb #bu000003
-from functools import cache
+import math
+from functools import cache, partial
 
 import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
 
+from annotated.model.embeddings import TokenEmbedding
+from annotated.model.feed_forward import PositionwiseFeedForward
+from annotated.model.multi_head import MultiHeadAttention
 from annotated.model.transformer import Transformer
 
+# %% ../../notebooks/98_builders.ipynb #bu100001
+class BiasedEmbedding(TokenEmbedding):
+    """A `TokenEmbedding` whose last column is the bias of the logits: (vocab_size, d_model + 1)."""
+
+    def __init__(self, vocab_size, d_model):
+        super().__init__(vocab_size, d_model)
+        self.weight = nn.Parameter(F.pad(self.weight.detach(), (0, 1)))
+
+    def forward(self, ids: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch d_model"]:
+        """As `TokenEmbedding`."""
+        width = self.weight.size(1)
+        return super().forward(ids)[..., :-1] * math.sqrt((width - 1) / width)
+
+    def logits(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch vocab_size"]:
+        """Logits of vectors that end with a 1, or to which it is appended here."""
+        return F.pad(x, (0, self.weight.size(1) - x.size(-1)), value=1.0) @ self.weight.T
+
+# %% ../../notebooks/98_builders.ipynb #bu100002
+class ActivatedFeedForward(PositionwiseFeedForward):
+    """A feed-forward network with another activation in place of the ReLU."""
+
+    def __init__(self, d_model, d_ff, dropout, activation):
+        super().__init__(d_model, d_ff, dropout)
+        self.activation = activation
+
+    def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        """As `PositionwiseFeedForward`."""
+        return self.W_2(self.dropout(self.activation(self.W_1(x))))
+
+
+class MarianTransformer(Transformer):
+    """A `Transformer` with Marian's activation and its biases of attention and of the logits."""
+
+    def __init__(self, config, activation):
+        super().__init__(config)
+        self.embedding = BiasedEmbedding(config.vocab_size, config.d_model)
+        for layer in (*self.encoder.layers, *self.decoder.layers):
+            layer.feed_forward = ActivatedFeedForward(
+                config.d_model, config.d_ff, config.feed_forward_dropout, activation())
+        for part in self.modules():
+            if isinstance(part, MultiHeadAttention):
+                for linear in (part.W_Q, part.W_K, part.W_V, part.W_O):
+                    linear.bias = nn.Parameter(torch.zeros(linear.out_features))
+
+    def hidden(self, source: Int[Tensor, "batch n"], target: Int[Tensor, "batch m"]):
+        """(batch, m, d_model + 1): the vectors of the decoder, each with a 1 at its end."""
+        return F.pad(super().hidden(source, target), (0, 1), value=1.0)
+
+# %% ../../notebooks/98_builders.ipynb #bu100005
+MARIAN = {"marian-relu": nn.ReLU, "marian-swish": nn.SiLU, "marian-gelu": nn.GELU}
+
 # %% ../../notebooks/98_builders.ipynb #bu000008
-BUILDERS = {"transformer": Transformer}  # {name: function of a TransformerConfig}; add your own
+BUILDERS = {"transformer": Transformer, **{  # {name: function of a TransformerConfig}; add your own
+    name: partial(MarianTransformer, activation=kind) for name, kind in MARIAN.items()}}
 
 
 def build_model(config, name="transformer"):

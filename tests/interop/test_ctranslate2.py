@@ -1,5 +1,6 @@
 """CTranslate2 writes what the model writes; its folder is whole; the comparison finds a fault."""
 
+import json
 import sys
 
 import pytest
@@ -10,10 +11,13 @@ from small_exports import BPE, TOKENIZERS, copy_of, model_that_writes, random_ba
 from annotated.data.tokenizers import BEGIN, PAD
 from annotated.interop.ctranslate2 import check_export, export_to_ctranslate2, translate_ids
 from annotated.interop.hugging_face import export_to_hugging_face, library_form
+from annotated.model.transformer import TransformerConfig
+from annotated.training.builders import build_model
 from annotated.translation.search import greedy_decode
 
 
-@pytest.mark.parametrize("kind, spare", [("bpe", 0), ("bpe", 3), ("words", 0), ("wordpiece", 1)])
+@pytest.mark.parametrize("kind, spare", [
+    ("bpe", 0), ("bpe", 3), ("words", 0), ("wordpiece", 1)])
 def test_ctranslate2_writes_the_same(tmp_path, kind, spare):
     ctranslate2 = pytest.importorskip("ctranslate2")
     tokenizer = TOKENIZERS[kind]
@@ -31,6 +35,35 @@ def test_ctranslate2_writes_the_same(tmp_path, kind, spare):
     assert first == PAD, "nothing was forbidden"
     for name in ("tokenizer.json", "tokenizer_config.json", "README.md"):
         assert (tmp_path / "ct2" / name).read_bytes() == (tmp_path / "hf" / name).read_bytes()
+
+
+def test_ctranslate2_has_the_biases_and_the_activation_of_a_marian_model(tmp_path):
+    ctranslate2 = pytest.importorskip("ctranslate2")
+    torch.manual_seed(0)
+    config = TransformerConfig(len(BPE), N=2, d_model=16, d_ff=20, h=2, max_length=64)
+    model = build_model(config, "marian-swish").eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight) * (0.5 if weight.dim() == 1 else 0.2))
+        model.embedding.weight[:, -1].normal_(std=3)
+    export_to_hugging_face(model, BPE, tmp_path / "hf")
+    export_to_ctranslate2(tmp_path / "hf", tmp_path / "ct2")
+    translator, form = ctranslate2.Translator(str(tmp_path / "ct2")), library_form(BPE)
+    source, target = random_batch(len(BPE), (9, 6))
+    pieces = [[form.id_to_token(i) for i in row] for row in (source, target[:-1])]
+    (scores,) = translator.score_batch(pieces[:1], pieces[1:])
+    logits = model(torch.tensor([source]), torch.tensor([[BEGIN, *target[:-1]]]))[0]
+    ours = logits.log_softmax(dim=1)[range(len(target)), target].tolist()
+    assert scores.log_probs == pytest.approx(ours, abs=1e-4)
+
+
+def test_a_folder_that_another_program_wrote_is_refused(tmp_path, exported):
+    pytest.importorskip("ctranslate2")
+    folder = copy_of(exported, tmp_path)
+    fields = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(fields | {"decoder_start_token_id": PAD}))
+    with pytest.raises(ValueError, match="was not written by export_to_hugging_face"):
+        export_to_ctranslate2(folder, tmp_path / "ct2")
 
 
 def test_ctranslate2_folder_is_whole_or_not_there(tmp_path, exported):

@@ -1,4 +1,4 @@
-"""Exports compute what the model computes, and come back to the bit; what cannot leave is named."""
+"""Exports compute what the model computes, and come back; a model of Transformers is fine-tuned."""
 
 import copy
 import json
@@ -7,27 +7,45 @@ import pytest
 import torch
 import transformers
 import yaml
-from helpers import examples, run_python
+from helpers import PAIRS, examples, run_python
 from hypothesis import given
 from hypothesis import strategies as st
 from small_exports import BPE, TOKENIZERS, copy_of, model_that_writes, random_batch, small_model
-from transformers import AutoTokenizer, MarianMTModel
+from transformers import AutoTokenizer, MarianConfig, MarianMTModel
 
+from annotated.cli import main
 from annotated.data.batches import pad
+from annotated.data.prepared import prepare_corpus
 from annotated.data.tokenizers import BEGIN, END, PAD, SubwordTokenizer, WordTokenizer
 from annotated.interop import hugging_face as hf
 from annotated.interop.hugging_face import export_to_hugging_face, import_from_hugging_face
 from annotated.model.transformer import TransformerConfig
-from annotated.translation.search import greedy_decode
+from annotated.training.builders import builder_of
+from annotated.training.checkpoints import load_checkpoint, save_checkpoint
+from annotated.translation.search import beam_search, greedy_decode
 
 transformers.logging.disable_progress_bar()
 transformers.logging.set_verbosity_error()
+
 
 def change_json(path, **changes):
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-# -- the same function
+def same_logits(ours, marian, ids=None, atol=1e-9):
+    """Assert equal logits of a model and Marian's; ids: for each token here, Marian's."""
+    source = pad(random_batch(len(BPE), (9, 1, 30)))
+    target = pad([[BEGIN, *row] for row in random_batch(len(BPE), (7, 12, 3), 1)])
+    ids = torch.arange(ours.config.vocab_size) if ids is None else torch.tensor(ids)
+    with torch.no_grad():
+        theirs = marian(ids[source], source != PAD, decoder_input_ids=ids[target]).logits[..., ids]
+        logits = ours(source, target)
+    real = target != PAD
+    torch.testing.assert_close(theirs[real], logits[real], atol=atol, rtol=0)
+    assert logits[real].std() > 0.5, "logits that are all alike would agree for nothing"
+
+
+# The same function
 
 
 @pytest.mark.parametrize("changes", [
@@ -38,14 +56,7 @@ def test_marian_computes_the_same_logits_with_padding(tmp_path, changes):
     export_to_hugging_face(model, BPE, tmp_path / "out")
     marian = MarianMTModel.from_pretrained(tmp_path / "out").eval()
     assert marian.dtype == torch.float64
-    source = pad(random_batch(len(BPE), (9, 1, 30)))
-    target = pad([[BEGIN, *row] for row in random_batch(len(BPE), (7, 12, 3), 1)])
-    real, given = target != PAD, {"input_ids": source, "attention_mask": source != PAD}
-    with torch.no_grad():
-        theirs = marian(**given, decoder_input_ids=target).logits
-        ours = model(source, target)
-    torch.testing.assert_close(theirs[real], ours[real], atol=1e-9, rtol=0)
-    assert ours[real].std() > 0.5, "logits that are all alike would agree for nothing"
+    same_logits(model, marian)
 
 
 def test_greedy_output_is_the_same_and_padding_never_comes_out(tmp_path):
@@ -64,7 +75,7 @@ def test_greedy_output_is_the_same_and_padding_never_comes_out(tmp_path):
     assert max(len(set(row)) for row in ours) > 3, "one word would agree too easily"
 
 
-# -- there and back
+# There and back
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -73,7 +84,7 @@ def test_everything_comes_back_to_the_bit(tmp_path, dtype, kind):
     tokenizer = TOKENIZERS[kind]
     rates = {"dropout": 0.3, "attention_dropout": 0.1, "feed_forward_dropout": 0.2}
     model = small_model(3, len(tokenizer), dtype, d_model=15, h=3, max_length=70, **rates)
-    weights, languages = copy.deepcopy(model.state_dict()), ("fr", "de")
+    weights = copy.deepcopy(model.state_dict())
     export_to_hugging_face(model, tokenizer, tmp_path / "out", source_language="fr")
     fields = json.loads((tmp_path / "out" / "config.json").read_text())
     assert fields["max_position_embeddings"] == 70
@@ -82,16 +93,13 @@ def test_everything_comes_back_to_the_bit(tmp_path, dtype, kind):
     returned = import_from_hugging_face(str(tmp_path / "out"))
     state = returned.model.state_dict()
     assert state.keys() == weights.keys()
-    for one in (state, model.state_dict()):  # which stays as it is
-        assert all(torch.equal(one[name], weight) for name, weight in weights.items())
+    for after in (state, model.state_dict()):  # which stays as it is
+        assert all(torch.equal(after[name], weight) for name, weight in weights.items())
     assert {weight.dtype for weight in state.values()} == {dtype}
     assert returned.model.config == model.config and not returned.model.training
     assert returned.info == {"source_language": "fr", "target_language": "de"}
-    if kind == "words":
-        assert returned.tokenizer.words == tokenizer.words
-        assert returned.tokenizer.languages == languages
-    else:
-        assert returned.tokenizer.as_dict() == tokenizer.as_dict()
+    languages = {"languages": ["fr", "de"]} if kind == "words" else {}
+    assert returned.tokenizer.as_dict() == tokenizer.as_dict() | languages
 
 
 def test_comes_back_from_what_transformers_saved(tmp_path, exported):
@@ -102,15 +110,145 @@ def test_comes_back_from_what_transformers_saved(tmp_path, exported):
     assert torch.equal(torch.get_rng_state(), before), "importing draws random numbers"
     state, model = returned.model.state_dict(), small_model()
     assert all(torch.equal(state[name], weight) for name, weight in model.state_dict().items())
-    assert returned.model.config == model.config and returned.tokenizer.as_dict() == BPE.as_dict()
+    assert returned.model.config == model.config and builder_of(returned.model) == "transformer"
+    assert returned.tokenizer.as_dict() == BPE.as_dict()
 
 
-# -- refusals
+# A model that Transformers made: in, fine-tuned, and out
+
+
+def random_marian(folder, biases=True, **changes):
+    """A MarianMTModel with random weights, saved by Transformers; with Marian's own special ids."""
+    size = len(BPE) - 1  # padding begins a translation: there is no id for it
+    torch.manual_seed(0)
+    marian = MarianMTModel(MarianConfig(**{
+        "vocab_size": size, "d_model": 16, "encoder_layers": 2, "decoder_layers": 2,
+        "encoder_ffn_dim": 20, "decoder_ffn_dim": 20, "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2, "pad_token_id": size - 1, "eos_token_id": 0,
+        "decoder_start_token_id": size - 1, "activation_function": "swish",
+        "scale_embedding": True, "max_position_embeddings": 128, **changes})).eval()
+    with torch.no_grad():
+        for name, weight in marian.named_parameters():
+            if "positions" not in name and (biases or "_proj.bias" not in name):
+                weight.add_(torch.randn_like(weight) * (0.5 if weight.dim() == 1 else 0.2))
+        if biases:
+            marian.final_logits_bias.normal_()
+    marian.save_pretrained(folder)
+    return marian
+
+
+IDS = [len(BPE) - 2, len(BPE) - 2, 0, 3, 1, 2, *range(4, len(BPE) - 2)]  # Marian's
+
+
+@pytest.mark.parametrize("activation, biases, builder", [
+    ("swish", True, "marian-swish"), ("gelu", False, "marian-gelu"), ("relu", True, "marian-relu"),
+    ("relu", False, "transformer")])
+def test_a_marian_model_of_transformers_becomes_ours(tmp_path, activation, biases, builder):
+    marian = random_marian(tmp_path / "hf", biases, activation_function=activation)
+    saved = import_from_hugging_face(tmp_path / "hf")
+    assert builder_of(saved.model) == builder and saved.tokenizer is None
+    assert hf.marian_ids(marian.config, tmp_path / "hf") == IDS
+    same_logits(saved.model, marian, IDS, 1e-4)
+    save_checkpoint(tmp_path / "ours", saved.model)
+    again = load_checkpoint(tmp_path / "ours").model
+    same_logits(again, marian, IDS, 1e-4)
+    source = pad(random_batch(len(BPE), (9, 4)))
+    for row, steps in zip(source, beam_search(again, source, beam=1, extra=2), strict=True):
+        whole = again(row[None, row != PAD], torch.tensor([[BEGIN, *steps[0][0]]]))[0]
+        best = whole.index_fill(1, torch.tensor([PAD, BEGIN]), -torch.inf).argmax(dim=1).tolist()
+        assert best[: len(steps[0][0])] == steps[0][0]  # decoding has the biases, too
+
+
+def test_the_id_of_unknown_words_is_that_of_marians_vocabulary(tmp_path):
+    marian = random_marian(tmp_path)
+    (tmp_path / "vocab.json").write_text('{"</s>": 0, "<unk>": 1}')
+    assert hf.marian_ids(marian.config, tmp_path)[:6] == [*IDS[:3], 1, 2, 3]
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    """A prepared corpus of a few pairs, with a tokenizer of its own: {"bpe": folder}."""
+    folder = tmp_path_factory.mktemp("corpus")
+    for split in ("train", "valid", "test"):
+        for side, language in enumerate(("en", "de")):
+            lines = [pair[side] for pair in PAIRS * 6]
+            (folder / f"{split}.{language}").write_text("\n".join(lines) + "\n", "utf-8")
+    prepare_corpus(folder, folder / "prepared", len(BPE))
+    return folder
+
+
+def fine_tuned(corpus, start, out, *more):
+    """What `annotated train --from` makes in one hundred updates."""
+    settings = "--steps 100 --warmup 10 --factor 0.5 --max-tokens 200 --validate-every 50"
+    main(["train", str(corpus), "--from", str(start), "--out", str(out), "--device", "cpu",
+          *settings.split(), *more])
+    return load_checkpoint(out)
+
+
+def test_a_marian_model_is_fine_tuned_and_goes_back(tmp_path, prepared):
+    marian = random_marian(tmp_path / "hf")
+    before = import_from_hugging_face(tmp_path / "hf").model
+    same_logits(before, marian, IDS, 1e-4)
+    saved = fine_tuned(prepared / "prepared", tmp_path / "hf", tmp_path / "tuned")
+    first, last = saved.info["log"]
+    assert last["step"] == 100 and last["valid_loss"] < first["valid_loss"] < 3
+    assert saved.info["started_from"] == str(tmp_path / "hf")
+    main(["export", str(tmp_path / "tuned"), "--out", str(tmp_path / "back")])
+    again = MarianMTModel.from_pretrained(tmp_path / "back").eval()
+    same_logits(saved.model, again, atol=1e-4)
+    returned = import_from_hugging_face(tmp_path / "back").model.state_dict()
+    for name, weight in saved.model.state_dict().items():
+        assert torch.equal(returned[name], weight)
+        assert not torch.equal(weight, before.state_dict()[name]), f"{name} has not learned"
+
+
+def test_an_export_and_a_checkpoint_of_ours_are_fine_tuned_with_their_tokenizer(
+        tmp_path, exported, prepared):
+    once = fine_tuned(prepared, exported, tmp_path / "once")
+    twice = fine_tuned(prepared, tmp_path / "once", tmp_path / "twice", "--steps", "2")
+    for saved in (once, twice):
+        assert saved.tokenizer.as_dict() == BPE.as_dict()
+        assert saved.model.config == small_model().config
+    losses = [saved.info["log"][-1]["valid_loss"] for saved in (once, twice)]
+    assert abs(losses[1] - losses[0]) < 0.5, "it began anew"
+
+
+@pytest.mark.parametrize("words, message", [
+    (["--d-model", "32"], "leave out the model's sizes"),
+    (["--builder", "marian-gelu"], "--from brings model and tokenizer"),
+    (["--normalize", "lowercase"], "or you gave --normalize")])
+def test_options_that_contradict_the_start_are_refused(
+        tmp_path, exported, prepared, words, message, capsys):
+    with pytest.raises(SystemExit):
+        fine_tuned(prepared, exported, tmp_path / "out", *words)
+    assert message in capsys.readouterr().err
+
+
+def test_a_corpus_of_another_tokenizer_is_refused(tmp_path, exported, prepared, capsys):
+    folder = copy_of(exported, tmp_path)
+    random_marian(tmp_path / "hf")
+    random_marian(tmp_path / "small", vocab_size=99, pad_token_id=98, decoder_start_token_id=98)
+    random_marian(tmp_path / "spm")
+    (tmp_path / "spm" / "source.spm").write_bytes(b"x")
+    words = TOKENIZERS["words"]
+    export_to_hugging_face(small_model(vocab_size=len(words)), words, tmp_path / "words")
+    for start, corpus, message in (
+            (folder / "none", prepared, "config.json"), (tmp_path / "hf", prepared, "no tokenizer"),
+            (tmp_path / "words", prepared / "prepared", "with another tokenizer"),
+            (tmp_path / "small", prepared / "prepared", "with another tokenizer"),
+            (tmp_path / "spm", prepared / "prepared", "source.spm is of SentencePiece")):
+        with pytest.raises(SystemExit):
+            fine_tuned(corpus, start, tmp_path / "out")
+        assert message in capsys.readouterr().err
+
+
+# Refusals
 
 
 @pytest.mark.parametrize("changes, message", [
-    ({"norm_first": True}, "norm_first=True cannot be exported: Marian's layers are post-norm"),
-    ({"pad_id": 3}, "pad_id=3 cannot be exported"),
+    ({"norm_first": True}, "norm_first=True cannot be exported, only False: .* post-norm"),
+    ({"positions": "learned"}, "positions='learned' cannot be exported"),
+    ({"d_k": 3}, "d_k=3 cannot be exported"), ({"pad_id": 3}, "pad_id=3 cannot be exported"),
 ])
 def test_what_marian_cannot_express_is_named(tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):
@@ -119,57 +257,53 @@ def test_what_marian_cannot_express_is_named(tmp_path, changes, message):
 
 
 def test_other_parts_are_refused(tmp_path):
-    model = small_model()
-    with pytest.raises(TypeError, match="model is a Linear: give the Transformer itself"):
-        export_to_hugging_face(torch.nn.Linear(2, 2), BPE, tmp_path / "out")
-    with pytest.raises(TypeError, match="tokenizer is a NoneType"):
-        export_to_hugging_face(model, None, tmp_path / "out")
-    with pytest.raises(ValueError, match="WordPiece|pieces, the model vocab_size=.*trained with"):
-        export_to_hugging_face(model, TOKENIZERS["wordpiece"], tmp_path / "out")
+    model, changed = small_model(), small_model()
+    changed.encoder.layers[0].residual[0].norm = torch.nn.RMSNorm(16)
+    for model_given, tokenizer, error, message in (
+            (torch.nn.Linear(2, 2), BPE, TypeError, "got Linear and SubwordTokenizer: give the"),
+            (model, None, TypeError, "got Transformer and NoneType"),
+            (changed, BPE, ValueError, "residual.0.norm, which is a RMSNorm.*Marian has no such"),
+            (model, TOKENIZERS["wordpiece"], ValueError, "pieces, the model vocab_size=")):
+        with pytest.raises(error, match=message):
+            export_to_hugging_face(model_given, tokenizer, tmp_path / "out")
 
 
 @pytest.mark.parametrize("name, value", [
-    ("model_type", "bart"), ("activation_function", "swish"), ("scale_embedding", False),
-    ("pad_token_id", 58100), ("decoder_start_token_id", 0), ("decoder_layers", 1),
+    ("model_type", "bart"), ("activation_function", "tanh"), ("scale_embedding", False),
+    ("decoder_layers", 1), ("tie_word_embeddings", False),
 ])
-def test_what_a_transformer_cannot_express_is_named(tmp_path, exported, name, value):
-    folder = copy_of(exported, tmp_path)
-    change_json(folder / "config.json", **{name: value})
+def test_what_a_transformer_cannot_express_is_named(name, value):
+    fields = hf.marian_fields(TransformerConfig(20, N=2, d_model=8, d_ff=8, h=2))
+    config = MarianConfig(**fields)
+    assert hf.book_config(config).N == 2
+    setattr(config, name, value)
     with pytest.raises(ValueError, match=f"config.json: {name}={value!r} cannot be imported"):
-        import_from_hugging_face(folder)
+        hf.book_config(config)
 
 
-def test_missing_field_is_named():
-    fields = hf.marian_fields(TransformerConfig(20, N=1, d_model=8, d_ff=8, h=2))
-    del fields["max_position_embeddings"]
-    with pytest.raises(ValueError, match="config.json: max_position_embeddings is missing"):
-        hf.book_config(fields)
+def spoil(folder, change):
+    """Change the tensors of an exported folder."""
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 NORM = "model.decoder.layers.0.encoder_attn_layer_norm.weight"
 FURTHER = "model.encoder.layers.7.fc1.bias"
+TABLE = "model.encoder.embed_positions.weight"
 
 
 @pytest.mark.parametrize("change, message", [
-    (lambda w: w.pop(NORM), f"{NORM} is missing"),
-    (lambda w: w["final_logits_bias"].fill_(0.1), "final_logits_bias is not zero"),
-    (lambda w: w.update({"lm_head.weight": torch.zeros(3, 3)}), "lm_head.weight is not model.sh"),
-    (lambda w: w.update({FURTHER: torch.zeros(3)}), f"{FURTHER} is no weight"),
-    (lambda w: w.update({NORM: torch.zeros(8)}), rf"{NORM} has shape \(8,\), not d_model=16"),
+    (lambda w: w.pop(NORM), f"missing_keys, {NORM} for one"),
+    (lambda w: w.update({FURTHER: torch.zeros(3)}), f"unexpected_keys, {FURTHER} for one"),
+    (lambda w: w.update({TABLE: torch.ones(512, 16)}), f"{TABLE} holds no sinusoids"),
+    (lambda w: w.update({NORM: torch.zeros(8)}), "config.json and model.safetensors are no Marian"),
 ])
-def test_foreign_weights_are_named(change, message):
-    model = small_model()
-    weights = hf.to_marian(model.state_dict(), model.config)
-    hf.from_marian(weights, model.config)
-    change(weights)
-    with pytest.raises(ValueError, match=message):
-        hf.from_marian(weights, model.config)
-
-
-def test_weights_of_another_size_are_named(tmp_path, exported):
+def test_foreign_weights_are_named(tmp_path, exported, change, message):
     folder = copy_of(exported, tmp_path)
-    change_json(folder / "config.json", encoder_ffn_dim=21, decoder_ffn_dim=21)
-    message = r"W_1.weight would have shape \(20, 16\), config.json says \(21, 16\)"
+    spoil(folder, change)
     with pytest.raises(ValueError, match=message):
         import_from_hugging_face(folder)
 
@@ -178,10 +312,10 @@ def test_weights_of_another_size_are_named(tmp_path, exported):
 def test_missing_and_damaged_files_are_named(tmp_path, exported, name):
     folder = copy_of(exported, tmp_path)
     (folder / name).write_bytes(b"{ half of")
-    with pytest.raises(ValueError, match=name.replace(".", r"\.")):
+    with pytest.raises((ValueError, OSError), match=name.replace(".", r"\.")):
         import_from_hugging_face(folder)
     (folder / name).unlink()
-    with pytest.raises(FileNotFoundError, match=f"has no {name}"):
+    with pytest.raises(OSError, match=name.replace(".", r"\.")):
         import_from_hugging_face(folder)
 
 
@@ -192,9 +326,6 @@ def test_foreign_tokenizer_is_refused(tmp_path, exported):
         import_from_hugging_face(folder)
 
 
-# -- whole or not at all
-
-
 def test_a_folder_that_fails_is_not_there(tmp_path, monkeypatch):
     monkeypatch.setattr(hf, "save", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -202,7 +333,7 @@ def test_a_folder_that_fails_is_not_there(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-# -- tokenizers
+# Tokenizers
 
 
 @pytest.fixture(scope="module", params=["bpe", "wordpiece"])
@@ -222,14 +353,16 @@ def test_any_text_has_the_same_ids_and_comes_back(subwords, text):
     tokenizer, theirs = subwords
     ids = tokenizer.encode(text)
     assert theirs(text).input_ids == [*ids, END]
-    assert theirs.decode([*ids, END], skip_special_tokens=True) == tokenizer.decode(ids) == tokenizer.normalizer(text)
+    back = theirs.decode([*ids, END], skip_special_tokens=True)
+    assert back == tokenizer.decode(ids) == tokenizer.normalizer(text)
 
 
 def test_incomplete_letters_are_decoded_alike(subwords):
     tokenizer, theirs = subwords
     ids = tokenizer.encode("schläft Käse")
     for end in range(len(ids)):
-        assert theirs.decode(ids[:end], skip_special_tokens=True) == tokenizer.decode(ids[:end])
+        text = theirs.decode(ids[:end], skip_special_tokens=True)
+        assert text == tokenizer.decode(ids[:end])
 
 
 def test_batches_are_padded_on_the_right(subwords):
@@ -241,7 +374,8 @@ def test_batches_are_padded_on_the_right(subwords):
 def test_a_piece_that_is_spelt_like_a_special_one(tmp_path):
     merges = [*BPE.merges, ("<", "/"), ("</", "s"), ("</s", ">")]
     tokenizer = SubwordTokenizer([*BPE.vocabulary, "</", "</s", "</s>"], merges)
-    export_to_hugging_face(small_model(vocab_size=len(tokenizer)), tokenizer, tmp_path / "out")
+    model = small_model(vocab_size=len(tokenizer))
+    export_to_hugging_face(model, tokenizer, tmp_path / "out")
     theirs = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert theirs.eos_token == "⟨</s>⟩" and theirs.eos_token_id == END
     assert theirs("x</s>y").input_ids == [*tokenizer.encode("x</s>y"), END]
@@ -254,8 +388,7 @@ def test_a_piece_that_is_spelt_like_a_special_one(tmp_path):
 ])
 def test_contractions_and_marks(text):
     tokenizer = WordTokenizer.fit([(text, "x")])
-    form = hf.library_form(tokenizer)
-    ids = tokenizer.encode(text, "en")
+    form, ids = hf.library_form(tokenizer), tokenizer.encode(text, "en")
     assert form.encode(text).ids == [*ids, END]
     assert form.decode([*ids, END]) == tokenizer.decode(ids)
 
@@ -266,7 +399,7 @@ def test_unknown_words_are_unknown():
     assert hf.library_form(words).encode("a zebra sleeps").ids == [*ids, END] and 3 in ids
 
 
-# -- the card
+# The card
 
 
 def test_card_invents_nothing():
@@ -275,12 +408,6 @@ def test_card_invents_nothing():
     front = yaml.safe_load(card.split("---\n")[1])
     assert front["language"] == ["no", "de"] and "license" not in front, "no truth value"
     assert "spaCy" not in hf.model_card(small_model().config, BPE)
-
-
-def test_card_wants_score_and_signature_together():
-    for given_one, lacking in (("metric", "signature"), ("signature", "metric")):
-        with pytest.raises(ValueError, match=f"{given_one} is given without {lacking}"):
-            hf.model_card(small_model().config, BPE, **{given_one: "x"})
 
 
 def test_card_keeps_its_lines():
@@ -294,11 +421,11 @@ def test_the_code_on_the_card_runs(tmp_path, exported):
     folder = copy_of(exported, tmp_path)
     change_json(folder / "generation_config.json", max_length=10)  # random models seldom end
     code = (folder / "README.md").read_text().split("```python\n")[1].split("```")[0]
-    seen, texts = [], ["a dog sleeps", "the dog sees"]
-    exec(code, {"folder": folder, "sentences": texts, "print": seen.append})
+    printed, texts = [], ["a dog sleeps", "the dog sees"]
+    exec(code, {"folder": folder, "sentences": texts, "print": printed.append})
     ours = [greedy_decode(small_model(), torch.tensor([[*BPE.encode(text), END]]))[0][:9]
             for text in texts]
-    assert seen == [[BPE.decode(row) for row in ours]] and len(ours[0]) > 1
+    assert printed == [[BPE.decode(row) for row in ours]] and len(ours[0]) > 1
 
 
 def test_importing_the_module_needs_neither_library():

@@ -1,4 +1,4 @@
-"""The layers of section 4 against PyTorch's own, and Table 1 against what is counted in them as they run."""
+"""The layers of section 4 against PyTorch's own, and Table 1 against what runs in them."""
 
 import math
 from itertools import product
@@ -9,6 +9,7 @@ from helpers import EXACT, examples
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -32,8 +33,11 @@ from annotated.paper.layer_types import (
 
 
 def random(*shape, seed=0):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, dtype=torch.float64, generator=draw).requires_grad_()
 
+
+X = torch.zeros(1, 5, 4)
 
 # The layers
 
@@ -42,15 +46,16 @@ def random(*shape, seed=0):
 @given(st.integers(1, 9), st.integers(1, 6), st.integers(1, 4), st.booleans())
 def test_windows_by_brute_force(n, width, dilation, causal):
     x = random(2, n, 3).detach()
-    found = windows(x, width, dilation, causal)
-    assert found.shape == (2, n, 3, width)
+    around = windows(x, width, dilation, causal)
+    assert around.shape == (2, n, 3, width)
     for i, j in product(range(n), range(width)):
         place = i + (j - (width - 1 if causal else width // 2)) * dilation
-        expected = x[:, place] if 0 <= place < n else torch.zeros(2, 3, dtype=torch.float64)
-        assert torch.equal(found[:, i, :, j], expected)
+        expected = x[:, place] if 0 <= place < n else torch.zeros_like(x[:, 0])
+        assert torch.equal(around[:, i, :, j], expected)
 
 
-@pytest.mark.parametrize("k, dilation, causal", [(1, 1, False), (3, 1, False), (5, 2, False), (3, 4, True), (2, 1, True)])
+@pytest.mark.parametrize("k, dilation, causal", [
+    (1, 1, False), (3, 1, False), (5, 2, False), (3, 4, True), (2, 1, True)])
 def test_convolutions_equal_pytorchs(k, dilation, causal):
     x, left = random(2, 11, 6), (k - 1) * dilation // (1 if causal else 2)
     padded = F.pad(x.transpose(1, 2), (left, (k - 1) * dilation - left))
@@ -63,7 +68,8 @@ def test_convolutions_equal_pytorchs(k, dilation, causal):
 
 
 def test_recurrent_layer_equals_pytorchs_and_its_sweeps_end_there():
-    layer, theirs, x = RecurrentLayer(6).double(), nn.RNN(6, 6, batch_first=True).double(), random(3, 9, 6)
+    layer, x = RecurrentLayer(6).double(), random(3, 9, 6)
+    theirs = nn.RNN(6, 6, batch_first=True).double()
     theirs.load_state_dict({"weight_ih_l0": layer.W.weight, "weight_hh_l0": layer.U.weight,
                             "bias_ih_l0": layer.W.bias, "bias_hh_l0": torch.zeros(6)})
     torch.testing.assert_close(layer(x), theirs(x)[0], **EXACT)
@@ -74,11 +80,12 @@ def test_recurrent_layer_equals_pytorchs_and_its_sweeps_end_there():
         assert step == 9 or not torch.allclose(states[:, step], layer(x)[:, step])
 
 
-@pytest.mark.parametrize("make", [lambda: SelfAttention(8, h=2), lambda: RestrictedSelfAttention(8, h=2, r=3), lambda: RecurrentLayer(8),
-                                  lambda: ConvolutionalLayer(8, k=3), lambda: SeparableConvolutionalLayer(8, k=3)])
-def test_every_layer_keeps_the_shape_and_treats_sequences_by_themselves(make):
+@pytest.mark.parametrize("kind, sizes", [
+    (SelfAttention, {"h": 2}), (RestrictedSelfAttention, {"h": 2, "r": 3}), (RecurrentLayer, {}),
+    (ConvolutionalLayer, {"k": 3}), (SeparableConvolutionalLayer, {"k": 3})])
+def test_every_layer_keeps_the_shape_and_treats_sequences_by_themselves(kind, sizes):
     torch.manual_seed(0)
-    layer, x = make().double(), random(3, 7, 8)
+    layer, x = kind(8, **sizes).double(), random(3, 7, 8)
     assert layer(x).shape == x.shape
     torch.testing.assert_close(layer(x)[1:2], layer(x[1:2]), **EXACT)
 
@@ -87,29 +94,31 @@ def test_every_layer_keeps_the_shape_and_treats_sequences_by_themselves(make):
 
 
 def full(query, key, value, r, keys=None):
-    """The wasteful way: PyTorch's attention under an n × n mask; rows that see nothing become zeros."""
+    """PyTorch's attention under an n × n mask; rows that see nothing become zeros."""
     n = query.size(-2)
     distance = torch.arange(n) - torch.arange(n)[:, None]
     mask = (distance.abs() <= r // 2) & (distance <= (r - 1) // 2)
     mask = mask if keys is None else mask & keys
-    output = F.scaled_dot_product_attention(query, key, value, attn_mask=mask.expand(*query.shape[:-1], n))
+    mask = mask.expand(*query.shape[:-1], n)
+    output = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
     return output.masked_fill(~mask.any(-1, keepdim=True), 0.0)
 
 
 def compare(ours, theirs, inputs):
     torch.testing.assert_close(ours, theirs, **EXACT)
     direction = random(*ours.shape, seed=9).detach()
-    for mine, other in zip(*(torch.autograd.grad((y * direction).sum(), inputs) for y in (ours, theirs)), strict=True):
-        assert mine.isfinite().all()
-        torch.testing.assert_close(mine, other, **EXACT)
+    slopes = (torch.autograd.grad((y * direction).sum(), inputs) for y in (ours, theirs))
+    for our_slope, their_slope in zip(*slopes, strict=True):
+        assert our_slope.isfinite().all()
+        torch.testing.assert_close(our_slope, their_slope, **EXACT)
 
 
 @examples(30)
 @given(st.integers(1, 17), st.integers(1, 9), st.integers(0, 10_000))
 def test_restricted_attention_with_padding_equals_full_attention_and_is_never_nan(n, r, seed):
-    query, key, value = (random(2, 3, n, 4, seed=seed + i) for i in range(3))
-    keys = torch.rand(2, 1, 1, n, generator=torch.Generator().manual_seed(seed)) < 0.5  # many see nothing at all
-    compare(restricted_attention(query, key, value, r, keys), full(query, key, value, r, keys), (query, key, value))
+    inputs = [random(2, 3, n, 4, seed=seed + i) for i in range(3)]
+    keys = random(2, 1, 1, n, seed=seed) > 0  # many queries see nothing at all
+    compare(restricted_attention(*inputs, r, keys), full(*inputs, r, keys), inputs)
 
 
 @pytest.mark.parametrize("n", [1024, 2048, 4096])
@@ -119,16 +128,16 @@ def test_restricted_attention_computes_blocks_with_a_halo_and_no_more(n):
     if n == 1024:
         kept = []
         x.requires_grad_()
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
+        with saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
             output = restricted_attention(x, x, x, 16)
-        assert output.shape == x.shape and kept and max(kept) <= 2 * 16 * n  # nothing of n × n
+        assert output.shape == x.shape and 0 < max(kept) <= 2 * 16 * n  # nothing of n × n
 
 
 # C19: operations
 
 
 def counted(work, *inputs):
-    """Multiplications in the matrix products that run, by PyTorch's counter (which counts the additions as well)."""
+    """Multiplications in the matrix products that run; PyTorch counts the additions as well."""
     with FlopCounterMode(display=False) as counter:
         work(*inputs)
     assert counter.get_total_flops() % 2 == 0
@@ -145,7 +154,8 @@ def attend_in_windows(x, r):
 
 
 def runs(kind, d, k, r):
-    return {"self-attention": attend, "restricted self-attention": lambda x: attend_in_windows(x, r),
+    return {"self-attention": attend,
+            "restricted self-attention": lambda x: attend_in_windows(x, r),
             "recurrent": RecurrentLayer(d), "convolution": ConvolutionalLayer(d, k),
             "dilated convolution": ConvolutionalLayer(d, k, dilation=k, causal=True),
             "separable convolution": SeparableConvolutionalLayer(d, k)}[kind]
@@ -154,7 +164,8 @@ def runs(kind, d, k, r):
 @pytest.mark.parametrize("kind", LAYERS)
 def test_c19_the_formula_is_what_runs(kind):
     for n, d, k, r in ((10, 8, 3, 4), (32, 8, 5, 7), (9, 24, 4, 16)):
-        assert counted(runs(kind, d, k, r), torch.randn(1, n, d)) == layer_operations(kind, n, d, k=k, r=r)
+        operations = layer_operations(kind, n, d, k=k, r=r)
+        assert counted(runs(kind, d, k, r), torch.randn(1, n, d)) == operations
 
 
 @examples(50)
@@ -168,12 +179,13 @@ def test_c19_counts_are_the_terms_of_table_1(n, d, k, r):
     assert count["separable convolution"] == k * n * d + n * d**2
     assert 2 * count["convolution"] == k * count["recurrent"]  # k times, by the table's terms
     with_k_n = layer_operations("separable convolution", n, d, k=n)
-    assert 2 * with_k_n == count["self-attention"] + 2 * n * d**2  # a feed-forward layer of inner width d
+    assert 2 * with_k_n == count["self-attention"] + 2 * n * d**2  # and a feed-forward layer
 
 
 @pytest.mark.parametrize("kind", LAYERS)
 def test_c19_sequential_operations_grow_with_n_in_the_recurrent_layer_alone(kind):
-    chains = [sequential_products(runs(kind, 8, 3, 4)(torch.randn(1, n, 8, requires_grad=True))) for n in (5, 20, 300)]
+    chains = [sequential_products(runs(kind, 8, 3, 4)(random(1, n, 8).float()))
+              for n in (5, 20, 300)]
     products_in_a_row = 1 if kind in ("convolution", "dilated convolution") else 2
     assert chains == ([5, 20, 300] if kind == "recurrent" else [products_in_a_row] * 3)
 
@@ -193,7 +205,8 @@ def test_sequential_products_takes_the_longest_chain():
 @pytest.mark.parametrize("d", [1, 7, 64, 512])
 def test_c20_attention_needs_fewer_operations_exactly_while_n_is_below_d(d):
     for n in {1, d - 1, d, d + 1, 2 * d, 10 * d} - {0}:
-        attention, recurrent = layer_operations("self-attention", n, d), layer_operations("recurrent", n, d)
+        attention = layer_operations("self-attention", n, d)
+        recurrent = layer_operations("recurrent", n, d)
         assert (attention < recurrent) == (n < d) and (attention == recurrent) == (n == d)
 
 
@@ -204,8 +217,9 @@ def states_of(kind, n, k, r, d=4):
     torch.manual_seed(0)
     if kind == "recurrent":
         return RecurrentLayer(d).double().sweeps
-    steps = min(path_length(kind, n, k=k, r=r), 12)  # 12 is enough to see that a narrow window never arrives
-    make = {"self-attention": lambda i: SelfAttention(d, h=2), "restricted self-attention": lambda i: RestrictedSelfAttention(d, 2, r),
+    steps = min(path_length(kind, n, k=k, r=r), 12)  # after 12, a narrow window never arrives
+    make = {"self-attention": lambda i: SelfAttention(d, h=2),
+            "restricted self-attention": lambda i: RestrictedSelfAttention(d, 2, r),
             "convolution": lambda i: ConvolutionalLayer(d, k),
             "dilated convolution": lambda i: ConvolutionalLayer(d, k, dilation=k**i, causal=True),
             "separable convolution": lambda i: SeparableConvolutionalLayer(d, k)}[kind]
@@ -213,34 +227,37 @@ def states_of(kind, n, k, r, d=4):
 
 
 @pytest.mark.parametrize("kind", LAYERS)
-@pytest.mark.parametrize("n, k, r", [(1, 3, 3), (2, 3, 3), (9, 3, 5), (10, 3, 6), (10, 4, 4), (9, 5, 9), (7, 2, 2), (8, 2, 1), (5, 1, 5)])
+@pytest.mark.parametrize("n, k, r", [(1, 3, 3), (2, 3, 3), (9, 3, 5), (10, 3, 6), (10, 4, 4),
+                                     (9, 5, 9), (7, 2, 2), (8, 2, 1), (5, 1, 5)])
 def test_c21_path_length_is_when_the_last_pair_is_connected(kind, n, k, r):
     states, x = states_of(kind, n, k, r), random(1, n, 4).detach()
     one_sided = kind in ("recurrent", "dilated convolution")
-    arrived = torch.stack([reached_by_gradient(states, x, position) > 0 for position in range(n)], 1)  # (steps, from, to)
-    wanted = torch.ones(n, n, dtype=torch.bool)
-    wanted = wanted.triu() if one_sided else wanted
-    done = [bool(step[wanted].all()) for step in arrived]
+    reached = [reached_by_gradient(states, x, position) > 0 for position in range(n)]
+    arrived = torch.stack(reached, dim=1)  # (steps, from, to)
+    pairs = torch.ones(n, n, dtype=torch.bool).triu(0 if one_sided else -n)
+    done = [bool(step[pairs].all()) for step in arrived]
     expected = path_length(kind, n, k=k, r=r)
     assert (done.index(True) + 1 if any(done) else math.inf) == expected
-    assert not one_sided or not arrived[:, ~wanted].any()  # nothing ever moves to the left
+    assert not arrived[:, ~pairs].any()  # in a one-sided layer nothing ever moves to the left
 
 
 @pytest.mark.parametrize("kind, expected", [
-    ("self-attention", [1, 1, 1]), ("recurrent", [27, 81, 16_384]), ("convolution", [26, 80, 16_383]),
-    ("dilated convolution", [3, 4, 9]), ("restricted self-attention", [2, 6, 1093]), ("separable convolution", [26, 80, 16_383]),
+    ("self-attention", [1, 1, 1]), ("recurrent", [27, 81, 16_384]),
+    ("convolution", [26, 80, 16_383]), ("separable convolution", [26, 80, 16_383]),
+    ("dilated convolution", [3, 4, 9]), ("restricted self-attention", [2, 6, 1093]),
 ])
 def test_c21_worked_path_lengths(kind, expected):
     assert [path_length(kind, n, k=3, r=31) for n in (27, 81, 16_384)] == expected
 
 
-# C6: what additive attention keeps and what it costs; how far it learns is measured in the page
+# C6: what additive attention keeps and costs; the page measures how well it learns
 
 
 def kept(attention, queries, keys, d_k):
     numbers = {}
     query, key, value = random(queries, d_k), random(keys, d_k, seed=1), random(keys, 3, seed=2)
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: numbers.update({t.data_ptr(): t.numel()}) or t, lambda t: t):
+    note = lambda t: numbers.update({t.data_ptr(): t.numel()}) or t  # noqa: E731
+    with saved_tensors_hooks(note, lambda t: t):
         output, _ = attention(query, key, value)
     assert output.requires_grad
     return sum(numbers.values())
@@ -252,32 +269,34 @@ def test_c6_additive_attention_keeps_a_hidden_vector_for_each_pair(d_k):
     additive = kept(AdditiveAttention(d_k, d_k, d_k).double(), 30, 40, d_k)
     product = kept(scaled_dot_product_attention, 30, 40, d_k)
     assert additive >= pairs * d_k
-    assert product <= 3 * pairs + 3 * (30 + 40) * (d_k + 3)  # grows with pairs plus d_k, not times d_k
+    assert product <= 3 * pairs + 3 * (30 + 40) * (d_k + 3)  # pairs plus d_k, not times d_k
 
 
-def test_c6_additive_attention_pays_the_same_products_for_each_pair_and_its_projections_on_top():
-    """v·tanh(…) costs d_hidden multiplications a pair, as q·k costs d_k; the projections and d_hidden tanhs come on top."""
-    query, key, value = random(30, 16), random(40, 16, seed=1), random(40, 5, seed=2)
-    product = counted(lambda: scaled_dot_product_attention(query, key, value))
-    assert product == 30 * 40 * (16 + 5)
-    assert counted(lambda: AdditiveAttention(16, 16, 16).double()(query, key, value)) == product + (30 + 40) * 16 * 16
+def test_c6_additive_attention_pays_the_same_products_per_pair_and_its_projections_on_top():
+    """v·tanh(…) costs d_hidden multiplications per pair, as q·k costs d_k."""
+    inputs = random(30, 16), random(40, 16, seed=1), random(40, 5, seed=2)
+    dot_product = counted(scaled_dot_product_attention, *inputs)
+    assert dot_product == 30 * 40 * (16 + 5)
+    additive = counted(AdditiveAttention(16, 16, 16).double(), *inputs)
+    assert additive == dot_product + (30 + 40) * 16 * 16
 
 
 # Bad input
 
 
 @pytest.mark.parametrize("call, message", [
-    (lambda: windows(torch.zeros(3, 2), 0), "width=0: expected a whole number from 1 up"),
-    (lambda: ConvolutionalLayer(4, k=3, dilation=0), "dilation=0: expected"),
-    (lambda: SeparableConvolutionalLayer(4, k=0), "width=0: expected"),
+    (lambda: windows(X[0], 0), "width=0: expected a whole number from 1 up"),
+    (lambda: ConvolutionalLayer(4, k=3, dilation=0)(X), "dilation=0: expected"),
+    (lambda: SeparableConvolutionalLayer(4, k=0)(X), "width=0: expected"),
     (lambda: band_mask(4, 0), "r=0: expected"),
-    (lambda: RestrictedSelfAttention(8, h=2, r=0)(torch.zeros(1, 5, 8)), "r=0: expected"),
-    (lambda: restricted_attention(*[torch.zeros(5, 4)] * 3, 0), "r=0: expected a whole number from 1 up"),
-    (lambda: restricted_attention(*[torch.zeros(5, 4)] * 3, 3, band_mask(5, 3)), r"mask has shape \(5, 5\): expected \(..., 1, 5\)"),
-    (lambda: layer_operations("lstm", 4, 4), "kind='lstm': expected one of self-attention, restricted"),
-    (lambda: layer_operations("convolution", 4, 4), "k=None: convolution expects a whole number from 1 up"),
-    (lambda: layer_operations("restricted self-attention", 4, 4, r=0), "r=0: restricted self-attention expects"),
-    (lambda: path_length("recurrent", 0), "n=0: recurrent expects"),
+    (lambda: RestrictedSelfAttention(4, h=2, r=0)(X), "r=0: expected"),
+    (lambda: restricted_attention(X, X, X, 0), "r=0: expected a whole number from 1 up"),
+    (lambda: restricted_attention(X, X, X, 3, band_mask(5, 3)),
+     r"mask has shape \(5, 5\): expected \(..., 1, 5\)"),
+    (lambda: layer_operations("lstm", 4, 4), "kind='lstm': expected one of self-attention, restr"),
+    (lambda: layer_operations("convolution", 4, 4), "k=None: expected a whole number from 1 up"),
+    (lambda: layer_operations("restricted self-attention", 4, 4, r=0), "r=0: expected"),
+    (lambda: path_length("recurrent", 0), "n=0: expected"),
 ])
 def test_bad_input_is_named(call, message):
     with pytest.raises(ValueError, match=message):

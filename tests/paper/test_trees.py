@@ -1,20 +1,57 @@
-"""Trees in brackets: text to tree and back, what is refused, files, and what is stripped (section 6.3)."""
+"""Trees in brackets: read, refused, stripped; treebanks; scores by hand and by nltk; baselines."""
 
 import gzip
+import os
+import random
+import re
+from collections import Counter
+from pathlib import Path
 
+import nltk
 import pytest
-from helpers import examples
+from helpers import ROOT, examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from annotated.paper.trees import Tree, bare_label, parse_tree, read_trees, stripped
+from annotated.paper import trees as module
+from annotated.paper.trees import (
+    Tree,
+    bare_label,
+    bracket_f1,
+    load_treebank,
+    nearest_copy,
+    parse_tree,
+    phrases,
+    read_trees,
+    right_branching,
+    stripped,
+)
 
-words = st.text(st.characters(exclude_characters=" \t\r\n()", exclude_categories=["Cs"]), min_size=1, max_size=6).filter(
-    lambda word: "-LRB-" not in word and "-RRB-" not in word)
-leaves = st.builds(lambda tag, word: Tree(tag, (word,)), st.sampled_from(["NN", "VB", ",", ".", "-LRB-", "XX"]),
+words = st.text(st.characters(exclude_characters=" \t\r\n()", exclude_categories=["Cs"]),
+                min_size=1, max_size=6).filter(lambda word: not re.search("-[LR]RB-", word))
+leaves = st.builds(lambda tag, word: Tree(tag, (word,)),
+                   st.sampled_from(["NN", "VB", ",", ".", "-LRB-", "XX"]),
                    words | st.sampled_from(["(", ")", "XX", "(NP", ")NP"]))
-trees = st.recursive(leaves, lambda inner: st.builds(lambda label, children: Tree(label, tuple(children)), st.sampled_from(
-    ["S", "NP", "VP", "PRT", "ADVP", "TOP", ""]), st.lists(inner, min_size=1, max_size=4)), max_leaves=14)
+trees = st.recursive(leaves, lambda inner: st.builds(
+    lambda label, children: Tree(label, tuple(children)),
+    st.sampled_from(["S", "NP", "VP", "PRT", "ADVP", "TOP", ""]),
+    st.lists(inner, min_size=1, max_size=4)), max_leaves=14)
+REAL = Path(os.environ.get("ANNOTATED_DATA") or ROOT.parent / "shared" / "data")
+TOY = [parse_tree(line.split("\t")[3])
+       for line in (ROOT / "data/toy/test.tsv").read_text(encoding="utf-8").splitlines()]
+DOG = "(S (NP (DT The) (NN dog)) (VP (VBZ sees) (NP (DT the) (JJ old) (NN house))) (. .))"
+
+
+def real_trees(name, split, count=300):
+    """(number of trees, a sample of them) of a treebank that may lie beside the checkout."""
+    folder = REAL / module.TREEBANKS[name]
+    if not folder.is_dir():
+        pytest.skip(f"{folder.name} is not beside the checkout (ANNOTATED_DATA names its folder)")
+    whole = read_trees(module.files.find_file(folder, f"{split}.trees"))
+    return len(whole), random.Random(0).sample(whole, count)
+
+
+# Reading
 
 
 @examples(80)
@@ -24,7 +61,8 @@ def test_text_and_tree_are_the_same(tree):
 
 
 def test_white_space_of_other_kinds_belongs_to_words():
-    assert parse_tree("(NP (NN a\u00a0b) (NN c\u0085\u2028d))").words == ["a\u00a0b", "c\u0085\u2028d"]
+    tree = parse_tree("(NP (NN a\u00a0b) (NN c\u0085\u2028d))")
+    assert tree.words == ["a\u00a0b", "c\u0085\u2028d"]
 
 
 @pytest.mark.parametrize("text, reason", [
@@ -45,41 +83,244 @@ def test_what_is_no_tree_is_refused(text, reason):
 
 
 def test_reading_a_file(tmp_path):
-    path = tmp_path / "some.trees.gz"
-    path.write_bytes(gzip.compress(b"\n( (S (NP (PRP It))\n\t(VP (VBZ works))))\n\n(NP (NNP -LRB-)\r\n (NN x))\n"))
-    assert [str(tree) for tree in read_trees(path)] == ["( (S (NP (PRP It)) (VP (VBZ works))))", "(NP (NNP -LRB-) (NN x))"]
-    assert read_trees(path)[1].words == ["(", "x"]
+    path, text = tmp_path / "some.trees.gz", "( (S (NP (PRP It))\n\t(VP (VBZ works))))\n\n"
+    path.write_bytes(gzip.compress(f"\n{text}(NP (NNP -LRB-)\r\n (NN x))\n".encode()))
+    first, second = read_trees(path)
+    assert str(first) == "( (S (NP (PRP It)) (VP (VBZ works))))"
+    assert str(second) == "(NP (NNP -LRB-) (NN x))" and second.words == ["(", "x"]
 
 
 def test_an_error_names_file_and_line_and_spares_the_next_tree(tmp_path):
     path = tmp_path / "bad.trees"
-    path.write_text("(NP (NN a))\n\n(S (NP (NN b))\n  (VP (VB c))\n(NP (NN d))\n", encoding="utf-8")
+    path.write_text("(NP (NN a))\n\n(S (NP (NN b))\n  (VP (VB c))\n(NP (NN d))\n", "utf-8")
     with pytest.raises(ValueError, match=r"bad\.trees, line 3: 1 bracket\(s\) are never closed"):
         read_trees(path)
 
 
 @pytest.mark.parametrize("label, bare", [
-    ("NP-SBJ-1", "NP"), ("NP=2", "NP"), ("ADVP|PRT", "ADVP"), ("WHNP-1", "WHNP"), ("-LRB-", "-LRB-"), ("-NONE-", "-NONE-"),
-    ("PRP$", "PRP$"), ("", ""), ("--", "--"), ("S", "S"), (",", ","),
+    ("NP-SBJ-1", "NP"), ("NP=2", "NP"), ("ADVP|PRT", "ADVP"), ("-LRB-", "-LRB-"),
+    ("-NONE-", "-NONE-"), ("PRP$", "PRP$"), ("", ""), ("--", "--"), (",", ","),
 ])
 def test_bare_labels(label, bare):
     assert bare_label(label) == bare
 
 
 @pytest.mark.parametrize("text, expected", [
-    ("( (S (NP-SBJ-1 (-NONE- *)) (VP (VB go) (PP-DIR (IN to) (NP=2 (NN sea))))))", "(S (VP (VB go) (PP (IN to) (NP (NN sea)))))"),
-    ("(ROOT (NP (NN x)))", "(NP (NN x))"),
+    ("( (S (NP-SBJ-1 (-NONE- *)) (VP (VB go) (PP-DIR (IN to) (NP=2 (NN sea))))))",
+     "(S (VP (VB go) (PP (IN to) (NP (NN sea)))))"),
     ("(TOP (S1 (ROOT (NP (NN x)))))", "(NP (NN x))"),
     ("(ROOT (NP (NN x)) (. .))", "(TOP (NP (NN x)) (. .))"),
     ("(ROOT (NN x))", "(TOP (NN x))"),
     ("(NN x)", "(TOP (NN x))"),
     ("(S (SBAR (S (NP (-NONE- *T*)))) (VP (VB go)))", "(S (VP (VB go)))"),
-    ("(S (-LRB- -LRB-) (NP (NN x)) (-RRB- -RRB-))", "(S (-LRB- -LRB-) (NP (NN x)) (-RRB- -RRB-))"),
+    ("(S (-LRB- -LRB-) (NP (NN x)))", "(S (-LRB- -LRB-) (NP (NN x)))"),
     ("(NP (NP (NN x)))", "(NP (NP (NN x)))"),
+    ("( (S (NP (-NONE- *)) (-NONE- 0)))", "None"),
 ])
 def test_stripped(text, expected):
     assert str(stripped(parse_tree(text))) == expected
 
 
-def test_nothing_but_traces_is_nothing():
-    assert stripped(parse_tree("( (S (NP (-NONE- *)) (-NONE- 0)))")) is None
+# Treebanks
+
+
+def write_treebank(folder, **texts):
+    folder.mkdir(parents=True)
+    for stem, text in texts.items():
+        (folder / f"{stem}.trees").write_text(text, encoding="utf-8")
+
+
+def test_toy_is_the_english_side_of_the_corpus():
+    toy = load_treebank("toy")
+    assert str(toy) == "toy: train 10,000, valid 500, test 500, novel 500 trees"
+    assert toy.test == TOY
+
+
+def test_a_folder_or_a_name(tmp_path, monkeypatch):
+    train = "( (S (NP-SBJ (NN a)) (VP (VB b) (NP (-NONE- *)))))\n( (-NONE- *))\n"
+    folder = tmp_path / "treebank-gum-cc-by"
+    write_treebank(folder, train=train, dev="(NP (NN a))\n", test="(NP (NN b))\n")
+    monkeypatch.setenv("ANNOTATED_DATA", str(tmp_path))
+    for bank in (load_treebank("gum"), load_treebank("gum", tmp_path), load_treebank(folder)):
+        assert list(map(str, bank.train)) == ["(S (NP (NN a)) (VP (VB b)))"]
+        assert len(bank.valid) == len(bank.test) == 1
+
+
+def test_missing_files_are_named(tmp_path):
+    message = r"craft-open does not hold train\.trees, dev\.trees and test\.trees.*ANNOTATED_DATA"
+    with pytest.raises(FileNotFoundError, match=message):
+        load_treebank("craft", tmp_path)
+    with pytest.raises(FileNotFoundError, match="treebanks with a name: toy, gum, craft"):
+        load_treebank("nonesuch")
+    tree = "(NP (NN a))\n"
+    write_treebank(tmp_path / "own", train=tree, dev="( (-NONE- *))\n", test=tree)
+    with pytest.raises(ValueError, match="valid holds no tree"):
+        load_treebank(tmp_path / "own")
+
+
+# The score
+
+
+def scored(predicted, gold):
+    return bracket_f1([text and parse_tree(text) for text in predicted], map(parse_tree, gold))
+
+
+def counts(predicted, gold):
+    score = scored([predicted], [gold])
+    assert score.errors == 0
+    return score.matched, score.predicted, score.gold
+
+
+def test_f1_by_hand():
+    # gold S(0,5) NP(0,1) VP(1,5) NP(2,3) PP(3,5) NP(4,5); predicted has NP(2,5) as well: 6 of 7
+    with_spoons = "(PP (IN with) (NP (NNS spoons)))"
+    gold = f"(S (NP (NN He)) (VP (VBZ eats) (NP (NN soup)) {with_spoons}) (. .))"
+    predicted = f"(S (NP (NN He)) (VP (VBZ eats) (NP (NP (NN soup)) {with_spoons})) (. .))"
+    score = scored([predicted], [gold])
+    assert (score.matched, score.predicted, score.gold) == (6, 7, 6)
+    assert (score.precision, score.recall) == (pytest.approx(600 / 7), 100)
+    assert score.f1 == pytest.approx(1200 / 13)
+    assert score.exact_match == 0 and scored([gold], [gold]).exact_match == 100
+
+
+def test_punctuation_is_deleted_wherever_it_hangs():
+    gold = "(S (NP (NN a) (, ,)) (VP (VB b) (: --) (`` ``) (NP (NN c)) ('' '')) (. .))"
+    elsewhere = ("(S (NP (XX a)) (XX ,) (VP (XX b) (PRN (XX --) (XX ``)) "
+                 "(NP (XX c) (XX '') (XX .))))")
+    assert counts(elsewhere, gold) == (4, 4, 4)
+    # another mark is a word like others
+    assert counts("(S (NP (NN a)) (X (SYM %)))", "(S (NP (NN a)) (SYM %))") == (2, 3, 2)
+
+
+@pytest.mark.parametrize("predicted, gold, expected", [
+    ("(TOP (S (NN a) (NN b)))", "(S (NN a) (NN b))", (1, 1, 1)),  # the root does not count
+    ("(TOP (NP (NN a)) (VP (NN b)))", "(ROOT (NP (NN a)) (VP (NN b)))", (2, 2, 2)),
+    ("(VP (NN a) (ADVP (RP b)))", "(VP (NN a) (PRT (RP b)))", (2, 2, 2)),  # ADVP = PRT
+    ("(NP (NP (NN a) (NN b)))", "(NP (NN a) (NN b))", (1, 2, 1)),  # a multiset
+    ("(NP (NN a) (NN b))", "(NP (NP (NN a) (NN b)))", (1, 1, 2)),
+    ("(NP (VP (NN a)))", "(VP (NP (NN a)))", (2, 2, 2)),  # unary brackets have no order
+    ("(NP-SBJ (NN a))", "(NP=1 (NN a))", (1, 1, 1)),
+    ("(S (NP (X a)) (Y b))", "(S (NP (NN a)) (VB b))", (2, 2, 2)),  # tags do not count
+    ("(S (NP (NN a)) (VB b))", "(S (NP (NN a)) (NP (-NONE- *)) (VB b))", (2, 2, 2)),
+    ("(X (NP (NN a)) (Z (NN b)))", "(S (NP (NN a)) (VP (NN b)))", (1, 3, 3)),
+])
+def test_conventions(predicted, gold, expected):
+    assert counts(predicted, gold) == expected
+
+
+def test_malformed_output_is_an_empty_tree_and_counted():
+    score = scored([None, "", "(NP (NN a))"],
+                   ["(S (NP (NN a)) (VP (VB b)))", "(NP (NN a))", "(NP (NN a))"])
+    assert (score.matched, score.predicted, score.gold, score.errors) == (1, 1, 5, 2)
+    assert (score.precision, score.recall) == (100, 20)
+    assert score.exact_match == score.sentence_f1 == score.well_formed == pytest.approx(100 / 3)
+
+
+def test_other_words_are_an_error():
+    for other in ("(NP (NN b))", "(NP (NN a) (NN a))"):
+        score = scored([other], ["(NP (NN a))"])
+        assert (score.matched, score.predicted, score.errors, score.f1) == (0, 0, 1, 0)
+    assert scored([None], ["(NP (NN a))"]).precision == 0
+
+
+def test_an_error_is_no_exact_match_of_a_sentence_without_brackets():
+    gold = ["(TOP (UH Yes))", "(NP (NN a))"]
+    assert scored(gold, gold).exact_match == 100
+    assert scored([None, gold[1]], gold).exact_match == 50
+
+
+@pytest.mark.parametrize("predicted, gold, message", [
+    ([], [], "0 predicted and 0 gold"), ([None], [None, None], "1 predicted and 2 gold"),
+    ([None], [None], r"gold\[0\] is no tree"),
+    ([None], [Tree("NP", (Tree("-NONE-", ("*",)),))], r"gold\[0\] is no tree"),
+    ([None], [Tree("TOP", (Tree("NN", ("a",)),))], "no bracket"),
+])
+def test_bad_input_to_the_score(predicted, gold, message):
+    with pytest.raises(ValueError, match=message):
+        bracket_f1(predicted, gold)
+
+
+def library_spans(text):
+    """Brackets of a tree by nltk: its reader, and spans from the places of its leaves."""
+    tree = nltk.Tree.fromstring(text, remove_empty_top_bracketing=True)
+    kept = [place for place in tree.treepositions("leaves")
+            if tree[place[:-1]].label() not in (",", ":", "``", "''", ".")]
+    spans = Counter()
+    for place in tree.treepositions():
+        inside = [i for i, leaf in enumerate(kept) if leaf[: len(place)] == place]
+        node = tree[place]
+        if isinstance(node, nltk.Tree) and node.height() > 2 and inside:
+            if node.label() not in ("TOP", "ROOT"):
+                spans[node.label().replace("PRT", "ADVP"), inside[0], inside[-1] + 1] += 1
+    return spans
+
+
+def shuffled_brackets(tree, draw):
+    """Another tree over the same words: some labels changed, some brackets dissolved."""
+    children = []
+    for child in tree.children:
+        inner = child if child.is_leaf else shuffled_brackets(child, draw)
+        dissolved = not child.is_leaf and draw.random() < 0.2
+        children += inner.children if dissolved else [inner]
+    return Tree("NP" if draw.random() < 0.2 else tree.label, tuple(children))
+
+
+@pytest.mark.parametrize("name", ["toy", "gum"])
+def test_score_equals_a_count_by_another_library(name):
+    gold = TOY[:150] if name == "toy" else map(stripped, real_trees("gum", "test", 100)[1])
+    gold, draw = list(gold), random.Random(1)
+    predicted, sums = [shuffled_brackets(tree, draw) for tree in gold], [0, 0, 0]
+    for pair in zip(predicted, gold, strict=True):
+        ours, theirs = (library_spans(str(tree)) for tree in pair)
+        new = (ours & theirs).total(), ours.total(), theirs.total()
+        sums = [a + b for a, b in zip(sums, new, strict=True)]
+    score = bracket_f1(predicted, gold)
+    assert [score.matched, score.predicted, score.gold] == sums and 0 < sums[0] < sums[2]
+    assert score.f1 == pytest.approx(200 * sums[0] / (sums[1] + sums[2]))
+
+
+@pytest.mark.parametrize("name, split, number", [("gum", "test", 347), ("craft", "dev", 2780)])
+def test_stripped_real_trees(name, split, number):
+    count, some = real_trees(name, split)
+    assert count == number
+    for tree in some:
+        clean = stripped(tree)
+        assert clean == parse_tree(str(clean)) == stripped(clean)
+        kept = [leaf.children[0] for leaf in tree.leaves() if leaf.label != "-NONE-"]
+        assert clean.words == kept
+        assert not [label for label, _, _ in phrases(clean) if re.search(r"[-=]", label)]
+
+
+# Parsers without a model
+
+
+def test_right_branching_by_hand():
+    # VP and NP end with the sentence, once each: the outer bracket is counted first
+    parse = right_branching([parse_tree(DOG)])
+    for sentence, tree in (("a b , c .", "(S (XX a) (VP (XX b) (XX ,) (XX c) (XX .)))"),
+                           ("a", "(S (XX a))"), (".", "(S (XX .))"),
+                           ("a b c", "(S (XX a) (VP (XX b) (XX c)))"),
+                           ("` a b", "(S (XX `) (XX a) (XX b))")):
+        assert str(parse(sentence.split())) == tree
+
+
+def test_right_branching_takes_the_commonest_label_at_the_right_edge():
+    # There, over two words or more: PP, PP, VP. Elsewhere NP is commonest, ADJP over the last word.
+    left, right = "(NP (NN a) (NN b))", "(PP (IN e) (NP (ADJP (JJ f))))"
+    verb = "(VP (VB c) (ADJP (JJ d)))"
+    bank = [*[parse_tree(f"(S {left} {left} {verb} {right} (. .))")] * 2,
+            parse_tree(f"(SINV {left} {verb} (. .))")]
+    parsed = [right_branching(some)(["a", "b", "c"])
+              for some in (bank, bank[2:], [parse_tree("(X (NN a))")])]
+    assert list(map(str, parsed)) == [
+        "(S (XX a) (PP (XX b) (XX c)))", "(SINV (XX a) (VP (XX b) (XX c)))",
+        "(X (XX a) (X (XX b) (XX c)))"]
+
+
+def test_nearest_copy():
+    bank = [parse_tree("(S (NP (NN a)) (VP (VB b)))"), parse_tree("(NP (NN A) (NN c))"),
+            parse_tree("(X (NN a))")]
+    parse = nearest_copy(bank)
+    assert str(parse(["a", "c"])) == "(NP (XX a) (XX c))"
+    assert str(parse(["z", "b"])) == "(S (NP (XX z)) (VP (XX b)))"
+    assert parse("d e f".split()) == right_branching(bank)("d e f".split())
