@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from annotated.data.corpora import load_corpus
-from annotated.data.tokenizers import UNKNOWN, split_words, splitter
+from annotated.data.tokenizers import UNKNOWN
 from annotated.training.checkpoints import book_model
 
 EXAMPLES = {  # all from `test` or `novel`, which the model has not seen
@@ -27,7 +27,6 @@ EXAMPLES = {  # all from `test` or `novel`, which the model has not seen
     "Dative": "Today many women give their uncle the letter.",
     "Numbers": "Have eight women seen three girls?",
 }
-MARKS = ".,?"
 
 
 def check(config):
@@ -48,14 +47,6 @@ def pack(model):
     return [{"name": name, "size": weight.numel()} for name, weight in state.items()], base64.b64encode(data).decode("ascii")
 
 
-def exceptions(words):
-    """What spaCy splits otherwise than at spaces and marks, as far as it is made of these words: {text: its tokens}."""
-    plain = {word + mark: [word, mark] for word in words if word not in MARKS for mark in MARKS}
-    found = {text: split_words(text, "en") for text in [*splitter("en").rules, *plain]}
-    return {text: pieces for text, pieces in found.items()
-            if pieces and pieces != plain.get(text, [text]) and (text in plain or set(pieces) <= set(words))}
-
-
 def describe(saved):
     """Everything that the page has to know about a checkpoint of the book's model, as data for JSON."""
     check(saved.model.config)
@@ -69,7 +60,6 @@ def describe(saved):
         "parameters": sum(weight.numel() for weight in saved.model.parameters()),
         "vocabulary": tokenizer.table,
         "english": english,
-        "exceptions": exceptions([tokenizer.table[index] for index in english]),
         "longest": max(map(len, sources)),
         "examples": [[name, sentence] for name, sentence in EXAMPLES.items()],
         "pairs": pairs,
