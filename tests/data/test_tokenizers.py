@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 import spacy
 import torch
-from helpers import examples
+from helpers import examples, run_python
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -88,6 +88,12 @@ def test_words_are_those_of_spacy_on_toy_and_in_everyday_sentences():
             assert split_words(text, language) == expected, text
             counts[language] += 1
     assert counts["en"] > 11_000
+
+
+def test_translating_needs_no_optional_package():
+    code = ("import sys; sys.modules |= dict.fromkeys(['spacy', 'torchtext', 'sentencepiece', "
+            "'datasets']); import annotated; print(annotated.translate('The old dog sleeps.'))")
+    assert run_python(code).strip() == "Der alte Hund schläft."
 
 
 @pytest.mark.parametrize("text, words", [
