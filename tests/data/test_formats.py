@@ -93,9 +93,10 @@ def test_a_memory_is_read_in_any_of_its_versions(tmp_path, head, attribute):
     units = [[("en", "Press <bpt i='1'>&lt;b></bpt>OK<ept i='1'/>"),
               ("de", "Auf <hi type='x'>OK</hi>\n  drücken")],
              [("en", "no German"), ("fr", "pas d'allemand")],
+             [("en", ""), ("de", "leer")],
              [("de", "one"), ("de", "two"), ("pt_BR", "um"), ("pt-PT", "dois")]]
     (tmp_path / "t.tmx").write_bytes(memory(units, head, attribute))
-    assert read_tmx(tmp_path / "t.tmx", "en", "de") == [("Press OK", "Auf OK drücken")]
+    assert read_tmx(tmp_path / "t.tmx", "en", "de") == [("Press OK", "Auf OK drücken"), ("", "leer")]
     assert read_tmx(tmp_path / "t.tmx", "pt", "de") == [("um", "one")]
     assert read_tmx(tmp_path / "t.tmx", "pt-PT", "de") == [("dois", "one")]
     with pytest.raises(ValueError,
@@ -169,10 +170,13 @@ def test_a_folder_of_parquet_is_prepared_like_the_same_text_in_files(tmp_path):
     assert rows.train.digest == lines.train.digest and rows.valid.digest == lines.valid.digest
     assert rows.tokenizer.as_dict() == lines.tokenizer.as_dict()
     write_parquet(tmp_path / "other", PAIRS[::-1], shards=1)
-    name = "train-00000-of-00001.parquet"
-    (tmp_path / "other" / name).replace(folder / name)
-    with pytest.raises(ValueError, match="was prepared with sources .* give another folder"):
-        prepare_corpus(folder, tmp_path / "from-parquet", 300)
+    for split in ("validation", "train"):
+        name = f"{split}-00000-of-00001.parquet"
+        before = (folder / name).read_bytes()
+        (folder / name).write_bytes((tmp_path / "other" / name).read_bytes())
+        with pytest.raises(ValueError, match="was prepared with sources .* give another folder"):
+            prepare_corpus(folder, tmp_path / "from-parquet", 300)
+        (folder / name).write_bytes(before)
 
 
 def test_a_missing_library_is_named(tmp_path, monkeypatch):
