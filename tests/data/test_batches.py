@@ -275,7 +275,8 @@ def test_closing_ends_the_thread():
     batches.close()
     assert threads() <= before and list(batches) == []
     finished = []
-    batches = prefetch(count(), lambda number: time.sleep(0.02) or finished.append(number), depth=100)
+    batches = prefetch(count(), lambda number: time.sleep(0.02) or finished.append(number),
+                       depth=100)
     next(batches), batches.close()
     assert len(finished) < 50 and threads() <= before, "what waits is not made any more"
     with pytest.raises(KeyError):  # what goes wrong in the loop's body ends it as well

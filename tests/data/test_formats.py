@@ -96,7 +96,8 @@ def test_a_memory_is_read_in_any_of_its_versions(tmp_path, head, attribute):
              [("en", ""), ("de", "leer")],
              [("de", "one"), ("de", "two"), ("pt_BR", "um"), ("pt-PT", "dois")]]
     (tmp_path / "t.tmx").write_bytes(memory(units, head, attribute))
-    assert read_tmx(tmp_path / "t.tmx", "en", "de") == [("Press OK", "Auf OK drücken"), ("", "leer")]
+    assert read_tmx(tmp_path / "t.tmx", "en", "de") == [("Press OK", "Auf OK drücken"),
+                                                        ("", "leer")]
     assert read_tmx(tmp_path / "t.tmx", "pt", "de") == [("um", "one")]
     assert read_tmx(tmp_path / "t.tmx", "pt-PT", "de") == [("dois", "one")]
     with pytest.raises(ValueError,

@@ -77,7 +77,8 @@ def test_encoded_pairs_are_the_list_of_pairs(tmp_path, chunk, size, dtype):
 
 
 def test_the_digest_stands_for_the_contents(tmp_path):
-    folders = [write_encoded(texts, Letters(size), tmp_path / str(number)) for number, (texts, size) in
+    folders = [write_encoded(texts, Letters(size), tmp_path / str(number))
+               for number, (texts, size) in
             enumerate([(TEXTS, 300), (TEXTS, 300), (TEXTS[::-1], 300), (TEXTS, 301),
                        (TEXTS[:-1], 300)])]
     digests = [pairs.digest for pairs in folders]
@@ -185,7 +186,8 @@ def corpus(monkeypatch):
 
 def test_a_corpus_is_prepared_once(corpus, tmp_path, monkeypatch):
     prepared = prepare_corpus("mine", tmp_path / "p", 300)
-    assert (prepared.name, prepared.source_language, prepared.target_language) == ("mine", "en", "de")
+    assert (prepared.name, prepared.source_language, prepared.target_language) == ("mine", "en",
+                                                                                   "de")
     assert len(prepared.tokenizer) == 300
     # validation is not cleaned
     for pairs, texts in ((prepared.train, TEXTS), (prepared.valid, corpus.valid)):
@@ -196,8 +198,10 @@ def test_a_corpus_is_prepared_once(corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "load_corpus", None)  # from here on nothing is read again
     for again in (prepare_corpus("mine", tmp_path / "p", 300),
                   load_prepared(tmp_path / "p", check=True)):
-        assert again.train.digest == prepared.train.digest and list(again.valid) == list(prepared.valid)
-        assert again.tokenizer.as_dict() == prepared.tokenizer.as_dict() and again.facts == prepared.facts
+        assert again.train.digest == prepared.train.digest
+        assert list(again.valid) == list(prepared.valid)
+        assert again.tokenizer.as_dict() == prepared.tokenizer.as_dict()
+        assert again.facts == prepared.facts
     for change, message in (({"vocab_size": 310}, "vocab_size 300, not 310"),
                             ({"seed": 1}, "seed 0, not 1"),
                             ({"name": "other"}, "corpus 'mine', not 'other'"),
@@ -351,7 +355,8 @@ def test_long_sentences_are_left_out_of_training(corpus, tmp_path):
     longer = pair_lengths(prepare_corpus("mine", tmp_path / "all", 300).train).max(axis=1)
     limit = 4
     prepared = prepare_corpus("mine", tmp_path / "p", 300, max_length=limit)
-    assert len(prepared.train) == (longer <= limit).sum() < 200 and max(prepared.train.longest) <= limit
+    assert len(prepared.train) == (longer <= limit).sum() < 200
+    assert max(prepared.train.longest) <= limit
     assert len(prepared.valid) == 6
     assert prepared.facts["cleaning"]["kept"] == len(prepared.train)
     assert sum(prepared.facts["cleaning"].values()) == 204
