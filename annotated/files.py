@@ -17,24 +17,32 @@ import re
 import secrets
 import shutil
 import stat
-import subprocess
 import sys
 import tarfile
-import tempfile
 import time
+import zipfile
 import zlib
+from importlib import import_module
 from pathlib import Path
 
 import annotated
+
+try:
+    from compression import zstd  # since Python 3.14
+except ImportError:
+    try:
+        from backports import zstd
+    except ImportError:
+        zstd = None
 
 # %% ../notebooks/80_files.ipynb #6fcdd71b
 def _part_of(path):
     """A hidden name beside `path` for what is not whole yet; leftovers of a day are removed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    for left in path.parent.glob(f".{path.name}.part-*"):  # of a process that was killed
+    for leftover in path.parent.glob(f".{path.name}.part-*"):  # of a process that was killed
         with contextlib.suppress(OSError):
-            if time.time() - left.stat().st_mtime > 86_400:
-                shutil.rmtree(left) if left.is_dir() else left.unlink()
+            if time.time() - leftover.stat().st_mtime > 86_400:
+                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
     return path.with_name(f".{path.name}.part-{secrets.token_hex(4)}")  # two processes may write
 
 # %% ../notebooks/80_files.ipynb #ffc4c3bc
@@ -143,80 +151,90 @@ def sha256_of(path):
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 # %% ../notebooks/80_files.ipynb #fc8b3722
+UNPACK = {".gz": gzip.open, ".tgz": gzip.open, ".xz": lzma.open, ".zst": zstd and zstd.open}
+DAMAGE = (EOFError, gzip.BadGzipFile, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile,
+          zlib.error, *([zstd.ZstdError] if zstd else []))
+
+
+def _open_member(path, member, stack):
+    """A plain file in an archive, open for reading bytes; None where there is no such file."""
+    if Path(path).suffix == ".zip":
+        archive = stack.enter_context(zipfile.ZipFile(path))
+        return archive.open(member) if member in archive.namelist() else None
+    archive = stack.enter_context(tarfile.open(path))
+    entry = next((each for each in archive if each.name.removeprefix("./") == member), None)
+    return archive.extractfile(entry) if entry is not None and entry.isfile() else None
+
+
 @contextlib.contextmanager
 def open_text(path, member=None):
-    """A file, or a member of a tar archive, open for reading bytes; unpacked if .gz or .xz.
+    """A file, or a member of an archive, open for reading bytes; unpacked if .gz, .xz or .zst.
 
     Within the block damage is a ValueError that names the file. So is a member that is missing or
-    no plain file.
+    no plain file. ImportError where nothing can read Zstandard.
     """
+    unpack = UNPACK.get(ending := Path(member or path).suffix, lambda file: file)
+    if unpack is None:
+        raise ImportError(f"{path}: {ending} needs Python 3.14 or the package backports.zstd")
     try:
         with contextlib.ExitStack() as stack:
-            if member is None:
-                file = stack.enter_context(open(path, "rb"))
-            else:
-                tar = stack.enter_context(tarfile.open(path))
-                named = (each for each in tar if each.name.removeprefix("./") == member)
-                entry = next(named, None)
-                if entry is None or not entry.isfile():
-                    raise ValueError(f"{path} holds no file {member}: is it the right archive?")
-                file = tar.extractfile(entry)
-            unpack = {".gz": gzip.open, ".xz": lzma.open}.get(Path(member or path).suffix)
-            yield file if unpack is None else stack.enter_context(unpack(file))
-    except (EOFError, gzip.BadGzipFile, lzma.LZMAError, tarfile.TarError, zlib.error) as error:
+            file = _open_member(path, member, stack) if member else open(path, "rb")
+            if file is None:
+                raise ValueError(f"{path} holds no file {member}: is it the right archive?")
+            yield stack.enter_context(unpack(stack.enter_context(file)))
+    except DAMAGE as error:
         hint = "delete it and put a good copy in its place"
         raise ValueError(f"{path} is damaged ({error}): {hint}") from error
 
 # %% ../notebooks/80_files.ipynb #84d7c914
-def stream_lines(path, member=None, errors="strict"):
-    """The lines of a UTF-8 text file, which may be packed or a member of an archive, one at a time.
+def plain_name(path):
+    """The name of a file without the ending of its compression: `train.en` of `train.en.gz`."""
+    return re.sub(r"\.(gz|xz|zst)$", "", Path(path).name)
+
+
+def input_lines(path, member=None, errors="strict"):
+    """The lines of a UTF-8 file, or of standard input for "-", one at a time; see `open_text`.
 
     Lines end in `\\n` or `\\r\\n` and nowhere else; a byte order mark at the very start is dropped.
-    Of an SGML file (`.sgm`) only the text between <seg> and </seg> counts. An empty file, or
-    bytes that are not UTF-8 (unless `errors` is "replace"), is a ValueError that names the file
-    (and the line).
+    ValueError naming file and line for bytes that are not UTF-8, unless `errors` is "replace".
     """
-    name, empty = (f"{path}, {member}" if member else str(path)), True
-    marked_up = name.removesuffix(".gz").removesuffix(".xz").endswith(".sgm")
-    with open_text(path, member) as file:
+    typed = str(path) == "-"
+    if typed and sys.stdin is None:
+        raise ValueError("standard input is closed: name a file with --input")
+    name = "standard input" if typed else f"{path}, {member}" if member else path
+    source = contextlib.nullcontext(sys.stdin.buffer) if typed else open_text(path, member)
+    with source as file:
         for number, line in enumerate(file, start=1):  # cut at \n only, not at U+0085 or U+2028
             try:
                 text = line.decode("utf-8", errors)
             except UnicodeDecodeError as error:
-                for _ in file:  # if it is the packed file that is damaged, its checksum says so
+                for _ in () if typed else file:  # a compressed file may be damaged: its checksum
                     pass
-                what = f"{name}, line {number}: not valid UTF-8 ({error.reason})"
-                raise ValueError(f"{what}; convert it to UTF-8") from error
-            text = text.removeprefix("\ufeff") if number == 1 else text
-            if marked_up:
-                segment = re.search("<seg[^>]*>(.*)</seg>", text)
-                text = segment and html.unescape(segment[1]).strip() + "\n"
-            if text:
-                empty = False
-                yield text.removesuffix("\n").removesuffix("\r")
-    if empty:
-        raise ValueError(f"{name} is empty: it should hold one sentence per line")
-
-# %% ../notebooks/80_files.ipynb #eb0be40c
-def input_lines(path):
-    """The lines of a UTF-8 file, or of standard input for "-", one at a time, cut at newlines only.
-
-    The carriage return before a newline and a byte order mark at the very start are dropped.
-    ValueError naming file and line for text that is not UTF-8.
-    """
-    if str(path) == "-" and sys.stdin is None:
-        raise ValueError("standard input is closed: name a file with --input")
-    name = "standard input" if str(path) == "-" else path
-    with contextlib.nullcontext(sys.stdin.buffer) if str(path) == "-" else open(path, "rb") as file:
-        for number, line in enumerate(file, start=1):
-            line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
-            try:
-                text = line.decode("utf-8")
-            except UnicodeDecodeError as error:
                 raise ValueError(f"{name}, line {number}: not UTF-8 ({error.reason}); convert it, "
                                  "with iconv for example") from None
+            text = text.removeprefix("\ufeff") if number == 1 else text
             if text:  # not so if there is nothing but a byte order mark
                 yield text.removesuffix("\n").removesuffix("\r")
+
+
+def stream_lines(path, member=None, errors="strict"):
+    """The lines of a text that is not empty, one at a time, as `input_lines` reads them.
+
+    Of an SGML file (`.sgm`) only the text between <seg> and </seg> counts. ValueError for an empty
+    file.
+    """
+    marked_up, empty = plain_name(member or path).endswith(".sgm"), True
+    for line in input_lines(path, member, errors):
+        if marked_up:
+            segment = re.search("<seg[^>]*>(.*)</seg>", line)
+            if segment is None:
+                continue
+            line = html.unescape(segment[1]).strip()
+        empty = False
+        yield line
+    if empty:
+        raise ValueError(f"{path}{f', {member}' * bool(member)} is empty: it should hold one "
+                         "sentence per line")
 
 # %% ../notebooks/80_files.ipynb #a2fc0f2a
 CHECKOUT = Path(annotated.__file__).resolve().parent.parent  # holds annotated/, tools/ and the rest
@@ -224,8 +242,8 @@ CHECKOUT = Path(annotated.__file__).resolve().parent.parent  # holds annotated/,
 # %% ../notebooks/80_files.ipynb #98042478
 def checkout_data():
     """The folder `data/` of the checkout that this package runs from; None where there is none."""
-    there = (CHECKOUT / "notebooks").is_dir() and (CHECKOUT / "pyproject.toml").is_file()
-    return CHECKOUT / "data" if there else None
+    is_checkout = (CHECKOUT / "notebooks").is_dir() and (CHECKOUT / "pyproject.toml").is_file()
+    return CHECKOUT / "data" if is_checkout else None
 
 # %% ../notebooks/80_files.ipynb #a1e7aa09
 def cache_folder():
@@ -249,6 +267,14 @@ def data_root(root=None):
 
 # %% ../notebooks/80_files.ipynb #febf323d
 def find_file(folder, stem):
-    """The file `stem`, `stem.gz` or `stem.xz` in a folder, or None."""
-    paths = (Path(folder) / f"{stem}{packing}" for packing in ("", ".gz", ".xz"))
+    """The file `stem` in a folder, plain or with one of the endings .gz, .xz, .zst; or None."""
+    paths = (Path(folder) / f"{stem}{packing}" for packing in ("", ".gz", ".xz", ".zst"))
     return next((path for path in paths if path.is_file()), None)
+
+# %% ../notebooks/80_files.ipynb #op000002
+def optional(package):
+    """A package that is not among the dependencies; ImportError that names it."""
+    try:
+        return import_module(package)
+    except ImportError as error:
+        raise ImportError(f"this needs the optional package {package}") from error

@@ -10,7 +10,10 @@ import threading
 
 import pytest
 
+from annotated.files import zstd
+
 PACK = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}
+PACK |= {".zst": zstd.compress} if zstd else {}
 
 
 def lines(texts):

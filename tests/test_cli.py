@@ -126,7 +126,7 @@ def test_command_line_refuses_with_one_line(tmp_path, capsys):
     (own / "train.de").write_text("nur eine Zeile\n", encoding="utf-8")
     assert "train.en has 4 lines but" in refused("train", [own, *new], capsys)
     (own / "train.de").write_bytes(b"gut\n\xff\n\n\n")
-    assert "train.de, line 2: not valid UTF-8" in refused("train", [own, *new], capsys)
+    assert "train.de, line 2: not UTF-8" in refused("train", [own, *new], capsys)
     (own / "train.de").unlink()
     assert "train.de is missing" in refused("train", [own, *new], capsys)
     assert "train has 1 pair(s)" in refused("train", [write_corpus(tmp_path / "one", TEXTS[:1]), *new], capsys)

@@ -1,4 +1,4 @@
-"""Files: text is read as written, nothing appears half, what is old is cleared; the machine is named."""
+"""Files: text is read as written, nothing appears half, what is old is cleared."""
 
 import gzip
 import io
@@ -33,8 +33,10 @@ def read_lines(path):
 @pytest.mark.parametrize("packing", PACK)
 def test_text_is_read_as_written(tmp_path, packing):
     path = tmp_path / f"text.en{packing}"
-    path.write_bytes(PACK[packing]("one\u2028still one\n\u0085two\x0b\x0c\x1c\n  three \n\nfive".encode()))
-    assert read_lines(path) == ["one\u2028still one", "\u0085two\x0b\x0c\x1c", "  three ", "", "five"]
+    text = "one\u2028still one\n\u0085two\x0b\x0c\x1c\n  three \n\nfive"
+    path.write_bytes(PACK[packing](text.encode()))
+    assert read_lines(path) == ["one\u2028still one", "\u0085two\x0b\x0c\x1c", "  three ", "",
+                                "five"]
 
 
 def test_of_sgml_only_the_segments_count_packed_or_not(tmp_path):
@@ -48,16 +50,18 @@ def test_of_sgml_only_the_segments_count_packed_or_not(tmp_path):
 def test_invalid_utf8_names_file_and_line(tmp_path):
     path = tmp_path / "latin.de"
     path.write_bytes("gut\nauch gut\nschön".encode("latin-1"))
-    with pytest.raises(ValueError, match=r"latin\.de, line 3: not valid UTF-8"):
+    with pytest.raises(ValueError, match=r"latin\.de, line 3: not UTF-8"):
         read_lines(path)
     path.write_bytes(b"")
     with pytest.raises(ValueError, match=r"latin\.de is empty"):
         read_lines(path)
 
 
-@pytest.mark.parametrize("packing", [".gz", ".xz"])
+@pytest.mark.parametrize("packing", [*PACK][1:])
 @pytest.mark.parametrize("damage", ["cut", "not packed", "flipped"])
 def test_a_damaged_packed_file_is_named(tmp_path, packing, damage):
+    if (packing, damage) == (".zst", "flipped"):
+        pytest.skip("the format has no checksum unless its writer adds one")
     good = PACK[packing](os.urandom(500).hex().encode() + b"\n")
     middle = len(good) // 2
     bad = {"cut": good[:-10], "not packed": b"plain text\n",
@@ -65,6 +69,13 @@ def test_a_damaged_packed_file_is_named(tmp_path, packing, damage):
     (tmp_path / f"a.en{packing}").write_bytes(bad)
     with pytest.raises(ValueError, match=rf"a\.en\{packing} is damaged .*delete it"):
         read_lines(tmp_path / f"a.en{packing}")
+
+
+def test_a_missing_library_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(files.UNPACK, ".zst", None)
+    with pytest.raises(ImportError, match=r"a\.en\.zst: \.zst needs Python 3\.14 or the package"):
+        read_lines(tmp_path / "a.en.zst")
+    assert files.plain_name("x/train.en.zst") == files.plain_name("train.en") == "train.en"
 
 
 # members of archives
@@ -114,7 +125,8 @@ def test_bytes_reach_the_disk_before_the_name(tmp_path, monkeypatch):
     done = []
     for name in ("fsync", "replace"):
         real = getattr(os, name)
-        monkeypatch.setattr(os, name, lambda *a, name=name, real=real: (done.append(name), real(*a)))
+        monkeypatch.setattr(os, name,
+                            lambda *a, name=name, real=real: (done.append(name), real(*a)))
     with whole_file(tmp_path / "file") as file:
         file.write(b"text")
     assert done == ["fsync", "replace"]
@@ -143,14 +155,16 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path):
 
 def test_json_is_readable_and_whole(tmp_path):
     write_json(tmp_path / "new" / "a.json", {"ü": [1, None]})
-    assert (tmp_path / "new" / "a.json").read_bytes() == '{\n "ü": [\n  1,\n  null\n ]\n}\n'.encode()
+    written = (tmp_path / "new" / "a.json").read_text(encoding="utf-8")
+    assert written == '{\n "ü": [\n  1,\n  null\n ]\n}\n'
     with pytest.raises(TypeError):
         write_json(tmp_path / "new" / "a.json", {1, 2})
     assert '"ü"' in (tmp_path / "new" / "a.json").read_text("utf-8") and left_over(tmp_path) == []
 
 
 @pytest.mark.parametrize("data, lines", [
-    (b"", []), (b"\n", [""]), (b"one", ["one"]), (b"one\n\n", ["one", ""]), (b"\xef\xbb\xbfone\n", ["one"]),
+    (b"", []), (b"\n", [""]), (b"one", ["one"]), (b"one\n\n", ["one", ""]),
+                                         (b"\xef\xbb\xbfone\n", ["one"]),
     (b"one\r\ntwo\r\n", ["one", "two"]), (b"one\r\r\n", ["one\r"]), (b"a\rb\n", ["a\rb"]),
     ("a\u2028b\u0085c\x0bdä\n".encode(), ["a\u2028b\u0085c\x0bdä"]),
 ])

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from annotated.data.corpora import load_corpus
-from annotated.data.tokenizers import UNKNOWN, split_words, splitter
+from annotated.data.tokenizers import UNKNOWN
 from annotated.training.checkpoints import book_model
 
 EXAMPLES = {  # all from `test` or `novel`, which the model has not seen
@@ -29,7 +29,6 @@ EXAMPLES = {  # all from `test` or `novel`, which the model has not seen
     "Dative": "Today many women give their uncle the letter.",
     "Numbers": "Have eight women seen three girls?",
 }
-MARKS = ".,?"
 
 
 def check(config):
@@ -54,16 +53,6 @@ def pack(model):
             for name, weight in state.items()], base64.b64encode(data).decode("ascii")
 
 
-def exceptions(words):
-    """What spaCy splits otherwise than at spaces and marks, as far as it is made of these words:
-    {text: its tokens}.
-    """
-    plain = {word + mark: [word, mark] for word in words if word not in MARKS for mark in MARKS}
-    cuts = {text: split_words(text, "en") for text in [*splitter("en").rules, *plain]}
-    return {text: pieces for text, pieces in cuts.items() if pieces
-            and pieces != plain.get(text, [text]) and (text in plain or set(pieces) <= set(words))}
-
-
 def describe(saved):
     """Everything that the page has to know about a checkpoint of the book's model, as data for
     JSON.
@@ -78,7 +67,6 @@ def describe(saved):
                        for name in ("vocab_size", "N", "d_model", "d_ff", "h")},
             "parameters": sum(weight.numel() for weight in saved.model.parameters()),
             "vocabulary": tokenizer.table, "english": english,
-            "exceptions": exceptions([tokenizer.table[index] for index in english]),
             "longest": max(map(len, sources)), "examples": list(map(list, EXAMPLES.items())),
             "pairs": pairs, "tensors": tensors, "base64": weights}
 

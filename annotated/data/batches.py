@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from annotated.data.tokenizers import BEGIN, END, PAD, UNKNOWN
+from annotated.data.base_tokenizer import BEGIN, END, PAD, UNKNOWN
 
 # %% ../../notebooks/13_batches.ipynb #3e764688
 def pad(rows) -> Int[Tensor, "batch n"]:
@@ -196,42 +196,26 @@ def prefetch(items, make, depth=2):
             for future in waiting:
                 future.cancel()
 
-# %% ../../notebooks/13_batches.ipynb #4b1d7a66
-def count_batches(lengths, max_tokens):
-    """How many batches `token_batches` cuts by length, from the number of pairs of each length."""
-    full, rest = 0, 0  # full batches; pairs in the one that is being filled
-    counts = np.bincount(np.maximum(lengths[:, 0], lengths[:, 1]))
-    for length in counts.nonzero()[0].tolist():
-        room = max_tokens // length  # pairs of this length in a batch
-        pairs = min(rest, room) + int(counts[length])
-        full, rest = full + (pairs - 1) // room, (pairs - 1) % room + 1
-    return full + 1
-
 # %% ../../notebooks/13_batches.ipynb #3683cc3d
-def epoch_batches(pairs, max_tokens, seed, pool=1 << 20, block=1 << 12, skip=0):
+def epoch_batches(pairs, max_tokens, seed, pool=1 << 20, block=1 << 12):
     """The bucketed batches of one epoch, one array of indices at a time (section 5.1).
 
     Every pair is in exactly one. pairs: a list of pairs of ids or `PairArrays`; seed: a tuple
-    (seed, epoch); skip: leave out so many batches at the beginning, without cutting their pools. Up
-    to `pool` pairs these are the batches of `token_batches`; more are taken block by block, in
-    random order, a pool at a time, so that neither memory nor the time to the first batch grows
-    with the corpus. ValueError as `token_batches`.
+    (seed, epoch). Up to `pool` pairs these are the batches of `token_batches`; more are taken block
+    by block, in random order, a pool at a time, so that neither memory nor the time to the first
+    batch grows with the corpus. ValueError as `token_batches`.
     """
     lengths = pair_lengths(pairs)
     if len(lengths) <= pool:
-        yield from token_batches(lengths, max_tokens, seed=seed)[skip:]
+        yield from token_batches(lengths, max_tokens, seed=seed)
         return
     blocks = np.random.default_rng(seed).permutation(-(-len(lengths) // block))
     pools = np.array_split(blocks, min(-(-len(lengths) // pool), len(blocks)))
     for number, some in enumerate(pools, start=1):
         indices = (some[:, None] * block + np.arange(block)).ravel()
         indices = indices[indices < len(lengths)]
-        if skip and (batches := count_batches(lengths[indices], max_tokens)) <= skip:
-            skip -= batches
-            continue
-        for batch in token_batches(lengths[indices], max_tokens, seed=(*seed, number))[skip:]:
+        for batch in token_batches(lengths[indices], max_tokens, seed=(*seed, number)):
             yield indices[batch]
-        skip = 0
         if isinstance(pairs, PairArrays):
             pairs.release()
 
@@ -293,8 +277,8 @@ def largest_batch(pairs, max_tokens, d_model, multiple=1):
     for start in range(0, len(lengths), 1 << 20):  # in parts, for the lengths may lie on the disk
         counts += np.bincount(lengths[start : start + (1 << 20)].max(axis=1),
                               minlength=max_tokens + 1)
-    there = counts.nonzero()[0]
-    rows = np.minimum(max_tokens // there, counts.cumsum()[there])
-    widths = there + -there % multiple
+    present = counts.nonzero()[0]
+    rows = np.minimum(max_tokens // present, counts.cumsum()[present])
+    widths = present + -present % multiple
     largest = (rows * widths * (d_model + widths)).argmax()
     return int(rows[largest]), int(widths[largest])

@@ -14,26 +14,21 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, zip_longest
+from itertools import chain, islice
 from pathlib import Path
 
-from annotated.data.downloads import CORPORA, check_digest, fetch_known, unpack_pairs
+from annotated.data.downloads import CORPORA, check_digest, fetch_known
+from annotated.data.formats import read_pairs, read_table, read_tmx, stream_rows, texts_of
 from annotated.data.toy_language import generate_corpus
-from annotated.files import (
-    checkout_data,
-    data_root,
-    find_file,
-    stream_lines,
-    whole_folder,
-)
+from annotated.files import checkout_data, data_root, find_file, plain_name, whole_folder
 
 # %% ../../notebooks/11_corpora.ipynb #a19be457
 @dataclass
 class Corpus:
     """Sentence pairs in splits (section 5.1): each split is a list of (source, target) strings.
 
-    `train` is a `PairStream` where the pairs are too many for a list (`wmt14-en-de`,
-    `wmt14-en-fr`). `novel` is empty unless the corpus has a split of combinations that `train`
+    `train` is a `PairStream` where the pairs may be too many for a list (WMT, and what the library
+    `datasets` streams). `novel` is empty unless the corpus has a split of combinations that `train`
     never shows (`toy` has).
     """
 
@@ -55,68 +50,6 @@ class Corpus:
                  for split, pairs in self.splits().items()}
         languages = f"{self.source_language} to {self.target_language}"
         return f"{self.name} ({languages}): {', '.join(map(' '.join, sizes.items()))}"
-
-# %% ../../notebooks/11_corpora.ipynb #2ced977d
-def pair_lines(source, target, names=("source", "target")):
-    """Pairs of the n-th lines of two streams; ValueError where one ends before the other."""
-    source, target, count = iter(source), iter(target), 0
-    for pair in zip_longest(source, target):
-        if None in pair:
-            here, there = (count + (text is not None) + sum(1 for _ in rest)
-                           for text, rest in zip(pair, (source, target)))
-            what = f"{names[0]} has {here:,} lines but {names[1]} has {there:,}"
-            raise ValueError(f"{what}: line n of one must translate line n of the other")
-        count += 1
-        yield pair
-
-# %% ../../notebooks/11_corpora.ipynb #e5bd3642
-def read_pairs(source_path, target_path, members=(None, None), errors="strict"):
-    """The pairs of two files whose n-th lines translate each other, one at a time, so of any size.
-
-    members: the names of the two files in a tar archive, where that is what the path leads to.
-    errors: "strict", a ValueError for bytes that are not UTF-8, or "replace", U+FFFD in their
-    place.
-    """
-    places = list(zip((source_path, target_path), members, strict=True))
-    names = [f"{path}, {member}" if member else path for path, member in places]
-    yield from pair_lines(*(stream_lines(*place, errors) for place in places), names)
-
-# %% ../../notebooks/11_corpora.ipynb #134e8fbf
-_QUOTED = re.compile('"(?:[^"]|"")*"')  # a cell as spreadsheets write it
-_TITLES = {"source", "target", "src", "tgt", "trg", "id", "text", "sentence", "translation"}
-
-
-def _table_rows(path):
-    """The cells of a tab-separated file, a list per line, without the quotes of a spreadsheet."""
-    rows = [line.split("\t") for line in stream_lines(path)]
-    if any('""' in cell[1:-1] and _QUOTED.fullmatch(cell) for row in rows for cell in row):
-        rows = [[cell[1:-1].replace('""', '"') if _QUOTED.fullmatch(cell) else cell
-                 for cell in row] for row in rows]
-    return rows
-
-# %% ../../notebooks/11_corpora.ipynb #134e8fc0
-def read_table(path, columns=("source", "target"), chosen=None):
-    """Two columns of a tab-separated file as a list of pairs; further columns are left alone.
-
-    columns: what the columns with text hold, from the left, unless the first line names them;
-    chosen: two of these names, the source first; the first two if not given. Columns of numbers do
-    not count. ValueError for a line with too few cells.
-    """
-    chosen, rows = chosen or columns[:2], _table_rows(path)
-    titles = [cell.strip().lower() for cell in rows[0]]
-    named = all(name.lower() in titles for name in chosen)
-    first = int(named or set(titles) <= _TITLES | {name.lower() for name in columns})
-    rows = rows[first:]
-    numbers = {place for place in range(len(titles))
-               if rows and all(cell.isdecimal() for row in rows for cell in row[place : place + 1])}
-    texts = [place for place in range(max(map(len, rows), default=0)) if place not in numbers]
-    places = ([titles.index(name.lower()) for name in chosen] if named else
-              [dict(enumerate(texts)).get(columns.index(name), 1 << 30) for name in chosen])
-    for number, row in enumerate(rows, start=first + 1):
-        if len(row) <= max(places):
-            raise ValueError(f"{path}, line {number}: {len(row)} column(s), expected text in two "
-                             "or more, separated by tabs")
-    return [(row[places[0]], row[places[1]]) for row in rows]
 
 # %% ../../notebooks/11_corpora.ipynb #af8ac19f
 def sentence_groups(pairs):
@@ -157,7 +90,7 @@ def split_pairs(pairs, held_out=2_000):
 # %% ../../notebooks/11_corpora.ipynb #c1502b2f
 def write_split(archive, member, folder, held_out=2_000):
     """Cut the pairs of an archive into `folder`/{train,valid,test}.tsv.gz: all three or none."""
-    splits = split_pairs(unpack_pairs(archive, member), held_out)
+    splits = split_pairs(read_table(archive, member=member), held_out)
     with contextlib.suppress(FileExistsError), whole_folder(folder) as part:  # another was faster
         for split, pairs in splits.items():
             text = "".join(f"{source}\t{target}\n" for source, target in pairs)
@@ -182,26 +115,28 @@ def choose_languages(name, known, source=None, target=None):
     return source, target
 
 # %% ../../notebooks/11_corpora.ipynb #be8cf4e6
-_VALID = ("valid", "val", "dev")  # names of one split
+_VALID = ("valid", "val", "dev", "validation")  # names of one split
 
 
 def _read_split(folder, stem, source, target, columns=None):
     """The pairs of one split in a folder, or None where it has no files of that stem.
 
-    Looks for `stem.SOURCE` and `stem.TARGET`, then for `stem.tsv` (each may end in .gz or .xz).
-    `columns` names the languages of the table's columns. FileNotFoundError for one file of the two.
+    Looks for `stem.SOURCE` and `stem.TARGET`, then for `stem.tsv` and `stem.tmx`, each plain or
+    compressed. `columns` names the languages of the table's columns. FileNotFoundError for one file
+    of the two.
     """
     paths = [find_file(folder, f"{stem}.{language}") for language in (source, target)]
     if all(paths):
         return list(read_pairs(*paths))
-    table = find_file(folder, f"{stem}.tsv")
-    if table is not None:
+    if (table := find_file(folder, f"{stem}.tsv")) is not None:
         return read_table(table, columns or (source, target), (source, target))
+    if (memory := find_file(folder, f"{stem}.tmx")) is not None:
+        return read_tmx(memory, source, target)
     if any(paths):
         lacking = f"{Path(folder) / stem}.{target if paths[0] else source}"
         beside = next(path for path in paths if path).name
-        raise FileNotFoundError(
-            f"{lacking} is missing (nor is there one in .gz or .xz): put it beside {beside}")
+        raise FileNotFoundError(f"{lacking} is missing, plain and compressed: put it beside "
+                                f"{beside}")
     return None
 
 # %% ../../notebooks/11_corpora.ipynb #bc24c99b
@@ -307,49 +242,82 @@ def _load_toy(root, source, target):
     return Corpus("toy", source, target, **splits)
 
 # %% ../../notebooks/11_corpora.ipynb #b0595634
-def _languages_of(folder, source, target):
-    """The languages of the files `train.LANGUAGE` in a folder, English and German first.
+_IN_MEMORY = 1_000_000  # most pairs of a folder of parquet files that are held as a list
 
-    Without those that have no validation split, such as `train.align`. ValueError where more than
-    two are left and it is not clear which are wanted.
-    """
-    stems = {path.name.removesuffix(".gz").removesuffix(".xz") for path in folder.iterdir()}
-    here = {name.partition(".")[2] for name in stems if name.startswith("train.")}
-    here = {tag for tag in here if tag.isidentifier() or "-" in tag}
-    here = sorted(tag for tag in here - {"tsv"}
-                  if any(f"{split}.{tag}" in stems for split in _VALID))
-    known = tuple(dict.fromkeys([tag for tag in ("en", "de") if tag in here] + here))
+
+def _order_languages(where, tags, source, target):
+    """The languages of a corpus, English and German first; ValueError if it is not clear which."""
+    known = tuple(dict.fromkeys([tag for tag in ("en", "de") if tag in tags] + sorted(tags)))
     if len(known) > 2 and (target is None or source is None and target == known[0]):
-        raise ValueError(f"{folder} has files of several languages ({', '.join(known)}): choose "
+        raise ValueError(f"{where} has files of several languages ({', '.join(known)}): choose "
                          "two with --source and --target")
     return known
 
 
+def _languages_of(folder):
+    """The languages of the files `train.LANGUAGE` in a folder that have a validation split too."""
+    names = set(map(plain_name, folder.iterdir()))
+    tags = {name.partition(".")[2] for name in names if name.startswith("train.")}
+    return {tag for tag in tags - {"tsv", "tmx"} if tag.isidentifier() or "-" in tag
+            if any(f"{split}.{tag}" in names for split in _VALID)}
+
+
 def _load_folder(folder, source, target):
-    """A folder with `train`, `valid` (`val`, `dev`), `test`: `.SOURCE` and `.TARGET`, or `.tsv`."""
+    """A folder with `train`, `valid`, `test`: `.SOURCE` and `.TARGET`, `.tsv`, `.tmx`, parquet."""
     folder = Path(folder).expanduser()
     if not folder.is_dir():
         hint = "it should hold train.en, train.de, valid.en, ..."
         raise FileNotFoundError(f"there is no folder {folder}; {hint}")
+    if any(path.suffix == ".parquet" for path in (*folder.iterdir(), *folder.glob("data/*"))):
+        return _load_rows(folder, None, source, target)
     named = re.search(r"-([a-z]{2})-([a-z]{2})$", folder.resolve().name)
     columns = named.groups() if named and find_file(folder, "train.tsv") else None
-    known = columns or _languages_of(folder, source, target)
+    known = columns or _order_languages(folder, _languages_of(folder), source, target)
     if len(known) < 2:  # a table whose columns nobody names: the first is the source
         known = tuple(dict.fromkeys([source or "en", target or "de", "de", "en"]))
     source, target = choose_languages(str(folder), known, source, target)
     splits = {}
     for split in ("train", "valid", "test", "novel"):
         stems = _VALID if split == "valid" else (split,)
-        found = (_read_split(folder, stem, source, target, columns) for stem in stems)
-        splits[split] = next((pairs for pairs in found if pairs is not None), [])
+        readings = (_read_split(folder, stem, source, target, columns) for stem in stems)
+        splits[split] = next((pairs for pairs in readings if pairs is not None), [])
         if split in ("train", "valid") and not splits[split]:
-            hint = f"put {split}.{source} and {split}.{target}, or {split}.tsv, there"
-            raise FileNotFoundError(f"{folder} has no {split} split: {hint} (plain, .gz or .xz)")
+            hint = f"put {split}.{source} and {split}.{target}, {split}.tsv or {split}.tmx there"
+            raise FileNotFoundError(f"{folder} has no {split} split: {hint}, plain or compressed")
     return Corpus(folder.resolve().name, source, target, **splits)
+
+# %% ../../notebooks/11_corpora.ipynb #da000001
+def _row_pairs(rows, source, target):
+    """The pairs of rows, one at a time."""
+    for row in rows:
+        texts = texts_of(row)
+        yield texts[source], texts[target]
+
+
+def _load_rows(name, config, source, target):
+    """A corpus that the library `datasets` reads: of its hub, by a name, or of a folder, a Path."""
+    rows = stream_rows(name, config)
+    splits = {"train": "train", "test": "test",
+              "valid": next((split for split in _VALID if split in rows), "validation")}
+    if lacking := {splits["train"], splits["valid"]} - set(rows):
+        raise ValueError(f"{name} has no split {min(lacking)}: it has {', '.join(rows)}")
+    known = _order_languages(name, texts_of(next(iter(rows["train"]))), source, target)
+    if len(known) < 2:
+        raise ValueError(f"{name} has no two columns of text, such as en and de: {known}")
+    source, target = choose_languages(str(name), known, source, target)
+    pairs = {split: PairStream((partial(_row_pairs, rows[theirs], source, target),))
+             for split, theirs in splits.items() if theirs in rows}
+    whole = {split: list(stream) for split, stream in pairs.items() if split != "train"}
+    few = list(islice(pairs["train"], _IN_MEMORY + 1)) if isinstance(name, Path) else []
+    train = few if 0 < len(few) <= _IN_MEMORY else pairs["train"]
+    title = name.resolve().name if isinstance(name, Path) else name
+    return Corpus(title, source, target, train, **{"test": [], **whole})
 
 # %% ../../notebooks/11_corpora.ipynb #bfbfef22
 def load_corpus(name, root=None, source_language=None, target_language=None):
     """Sentence pairs by name (`toy`, `multi30k`, `wmt14-en-de` …) or by folder (section 5.1).
+
+    `datasets:NAME:CONFIGURATION` is a data set of Hugging Face's hub, whose names are untried.
 
     `root` holds one sub-folder per corpus (see `data_root`); missing files are fetched into it.
     Translation runs from English to German (or French, where the name says so) unless the languages
@@ -362,6 +330,9 @@ def load_corpus(name, root=None, source_language=None, target_language=None):
     if name in CORPORA:
         load = _load_archived if CORPORA[name].archives else _load_known
         return load(name, root, *languages)
+    if str(name).startswith("datasets:"):
+        _, path, config = f"{name}:".split(":")[:3]
+        return _load_rows(path, config or None, *languages)
     if isinstance(name, Path) or os.sep in str(name) or Path(name).is_dir():
         return _load_folder(name, *languages)
     hint = "give the path of a folder with train.en, train.de, valid.en, valid.de, test.en, test.de"

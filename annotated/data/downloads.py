@@ -6,19 +6,16 @@
 __all__ = []
 
 # %% ../../notebooks/82_downloads.ipynb #d1096ac3
-import gzip
 import json
-import lzma
 import tarfile
 import zipfile
-import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import requests
 from filelock import FileLock
 
-from annotated.files import sha256_of, write_json
+from annotated.files import DAMAGE, open_text, sha256_of, write_json
 
 # %% ../../notebooks/82_downloads.ipynb #fc427727
 def _read_records(folder):
@@ -44,8 +41,8 @@ def check_digest(path, digests):
 # %% ../../notebooks/82_downloads.ipynb #3530093d
 def _check_length(reply, **_):
     """Raise a ConnectionError for a reply of which nobody could tell whether it is whole."""
-    told = "Content-Length" in reply.headers or "Transfer-Encoding" in reply.headers
-    if reply.ok and not reply.is_redirect and not told:
+    known = "Content-Length" in reply.headers or "Transfer-Encoding" in reply.headers
+    if reply.ok and not reply.is_redirect and not known:
         raise requests.ConnectionError("the server does not say how long the file is")
 
 
@@ -77,21 +74,19 @@ def fetch(address, path, sha256=None, timeout=30, attempts=4):
 
 # %% ../../notebooks/82_downloads.ipynb #rd000001
 def check_readable(path):
-    """Remove a damaged .zip, .gz, .xz, .tar or .tgz, and raise a ValueError; others pass."""
-    unpack = {".gz": gzip.open, ".tgz": gzip.open, ".xz": lzma.open}.get(path.suffix)
+    """Remove a damaged .zip, .gz, .xz, .zst, .tar or .tgz, and raise a ValueError; others pass."""
     try:
         if path.suffix == ".zip":
-            with zipfile.ZipFile(path) as file:
-                if (member := file.testzip()) is not None:
-                    raise zipfile.BadZipFile(f"{member} is damaged")
-        if unpack is not None:
-            with unpack(path) as file:
+            with zipfile.ZipFile(path) as archive:
+                whole = archive.testzip() is None
+        else:
+            whole = path.suffix not in (".tar", ".tgz") or tarfile.is_tarfile(path)
+            with open_text(path) as file:
                 while file.read(1 << 20):
                     pass
-        if path.suffix in (".tar", ".tgz") and not tarfile.is_tarfile(path):
-            raise tarfile.ReadError("it holds no files")
-    except (zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, lzma.LZMAError, zlib.error,
-            EOFError) as error:
+        if not whole:
+            raise ValueError("it holds damaged files, or none")
+    except (ValueError, *DAMAGE) as error:
         path.unlink()
         raise ValueError(f"{path}: what came is no whole {path.suffix} file ({error}), and was "
                          "removed: does its address ask for a password?") from error
@@ -199,19 +194,3 @@ CORPORA = {  # untried addresses, as above
         ("wmt10/training-giga-fren.tar", "giga-fren.release2.fixed.{language}.gz"),
     ),
 }
-
-# %% ../../notebooks/82_downloads.ipynb #808a40fe
-def unpack_pairs(archive, member):
-    """The first two columns of a table in a zip archive, which is read in place."""
-    try:
-        with zipfile.ZipFile(archive) as file:
-            lines = file.read(member).decode("utf-8").split("\n")
-    except (zipfile.BadZipFile, KeyError, UnicodeDecodeError, zlib.error) as error:
-        what = f"{archive}: cannot read {member} from it ({error})"
-        raise ValueError(f"{what}; delete it to have it fetched again") from error
-    cells = [line.rstrip("\r").split("\t") for line in lines if line.strip()]
-    for number, row in enumerate(cells, start=1):
-        if len(row) < 2:
-            what = f"{archive}, {member}: record {number} has no tab"
-            raise ValueError(f"{what}; expected English, tab, translation")
-    return [(row[0], row[1]) for row in cells]

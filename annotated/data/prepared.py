@@ -10,55 +10,40 @@ import contextlib
 import hashlib
 import json
 import mmap
-import os
+import random
+import re
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from pathlib import Path
 
 import numpy as np
 from filelock import FileLock
 from tqdm import tqdm
 
+from annotated.data.base_tokenizer import UNKNOWN, Tokenizer
 from annotated.data.batches import PairArrays, arrays_of, prefetch
 from annotated.data.cleaning import clean_pairs, loss_warning
 from annotated.data.corpora import CORPORA, choose_languages, load_corpus
-from annotated.data.normalization import Normalizer
-from annotated.data.tokenizers import DroppedMerges, SubwordTokenizer, Tokenizer, load_tokenizer
+from annotated.data.tokenizers import SubwordTokenizer, fit_tokenizer, load_tokenizer
 from annotated.files import sha256_of, whole_folder, write_json
 
 # %% ../../notebooks/83_prepared.ipynb #f1b641ec
 _FILES = ("ids.bin", "offsets.bin", "lengths.bin")
 
-
-def _read_manifest(path):
-    """The manifest of a folder with encoded pairs; ValueError where its numbers do not agree."""
-    if not path.is_file():
-        what = f"{path.parent} holds no encoded pairs (no {path.name})"
-        raise FileNotFoundError(f"{what}: make them with write_encoded")
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-        sizes = [manifest["files"][file]["bytes"] for file in _FILES]
-        if manifest["dtype"] not in ("<u2", "<i4") or sizes[1:] != [8 * manifest["pairs"]] * 2:
-            raise ValueError("its numbers do not agree")
-        source, target = manifest["longest"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is damaged ({error!r}): encode the corpus anew") from error
-    return manifest
-
 # %% ../../notebooks/83_prepared.ipynb #c8c72db6
 class EncodedPairs(PairArrays):
     """Pairs of (source ids, target ids) in a folder that `write_encoded` made, memory-mapped.
 
-    Sizes are always compared with the manifest, SHA-256 digests with `check=True`; a damaged folder
-    is a ValueError, a missing one a FileNotFoundError. `digest` is the SHA-256 of the manifest, and
-    so stands for all that is in the folder.
+    Sizes are always compared with the manifest, SHA-256 digests with `check=True`; ValueError for a
+    file that differs. `digest` is the SHA-256 of the manifest, and so stands for all that is in the
+    folder.
     """
 
     def __init__(self, folder, check=False):
         self.folder, self.maps = Path(folder), []
-        self.manifest = _read_manifest(self.folder / "manifest.json")
+        self.manifest = json.loads((self.folder / "manifest.json").read_text(encoding="utf-8"))
         self.digest = sha256_of(self.folder / "manifest.json")
         ids, offsets, lengths = (self._map(file, dtype, check) for file, dtype in
                                  zip(_FILES, (self.manifest["dtype"], "<i8", "<i4"), strict=True))
@@ -142,7 +127,7 @@ class PrepareOptions:
     """How a corpus becomes ids (section 5.1); ValueError for copies that cannot be made."""
 
     vocab_size: int  # pieces of the joint vocabulary
-    model: str = "bpe"  # how they are learnt: "bpe" or "wordpiece"
+    model: str = "bpe"  # how they are learnt: "bpe", "wordpiece" or a kind in TOKENIZERS
     share: float = 1.0  # of the training pairs, drawn at random, that they are learnt from
     max_length: int = 250  # words, and then tokens, of a side at most
     max_ratio: float = 3.0  # words of the longer to the shorter side at most
@@ -167,6 +152,36 @@ class Prepared:
     valid: EncodedPairs
     facts: dict
 
+# %% ../../notebooks/83_prepared.ipynb #bc13f6a2
+class DroppedMerges(SubwordTokenizer):
+    """A byte-pair encoding that cuts anew at each call (BPE-dropout, Provilkov et al., 2020).
+
+    plain: whose merges they are; rate: the chance with which a possible merge is passed over.
+    """
+
+    def __init__(self, plain, rate=0.1, seed=0):
+        super().__init__(plain.vocabulary, plain.merges)
+        self.normalizer = plain.normalizer
+        self.rate, self.draw = rate, random.Random(seed)
+        self.ranks = {pair: rank for rank, pair in enumerate(self.merges)}
+        self.ids = {piece: index for index, piece in enumerate(self.vocabulary, UNKNOWN + 1)}
+
+    def cut(self, word):
+        """The pieces of a word in the letters of the library."""
+        pieces = list(word)
+        while True:
+            merges = [(self.ranks[pair], place) for place, pair in enumerate(pairwise(pieces))
+                     if pair in self.ranks and self.draw.random() >= self.rate]
+            if not merges:
+                return pieces
+            _, place = min(merges)
+            pieces[place : place + 2] = [pieces[place] + pieces[place + 1]]
+
+    def encode_batch(self, texts, language=None):
+        words = self.library.pre_tokenizer.pre_tokenize_str
+        return [[self.ids[piece] for word, _ in words(" " + text) for piece in self.cut(word)]
+                if text else [] for text in self.normalized(texts, language)]
+
 # %% ../../notebooks/83_prepared.ipynb #fe4be2e4
 def load_prepared(folder, check=False):
     """What `prepare_corpus` wrote into a folder; `check` reads every byte.
@@ -184,35 +199,21 @@ def load_prepared(folder, check=False):
         what = f"{folder / 'prepared.json'} is damaged ({error})"
         raise ValueError(f"{what}: prepare the corpus anew") from error
     tokenizer = load_tokenizer(folder / "tokenizer.json")
-    train, valid = (EncodedPairs(folder / split, check) for split in ("train", "valid"))
-    actual = {"tokenizer": vocabulary_digest(tokenizer), "train": train.digest,
-              "valid": valid.digest}
-    for part, digest in actual.items():
+    actual = {split: sha256_of(folder / split / "manifest.json") for split in ("train", "valid")}
+    for part, digest in {"tokenizer": vocabulary_digest(tokenizer), **actual}.items():
         if digest != digests.get(part):
-            what = f"{folder}: {part} is not the one that prepared.json names"
-            raise ValueError(f"{what}: prepare the corpus anew")
+            raise ValueError(f"{folder}: {part} is not the one that prepared.json names: prepare "
+                             "the corpus anew")
+    train, valid = (EncodedPairs(folder / split, check) for split in actual)
     return Prepared(name, *languages, tokenizer, train, valid, facts)
-
-# %% ../../notebooks/83_prepared.ipynb #4b1d7a6d
-@contextlib.contextmanager
-def all_cores():
-    """Within the block the library `tokenizers` works on all cores, whatever its variable says."""
-    before = os.environ.get("TOKENIZERS_PARALLELISM")
-    os.environ["TOKENIZERS_PARALLELISM"] = "true"
-    try:
-        yield
-    finally:
-        os.environ.pop("TOKENIZERS_PARALLELISM")
-        if before is not None:
-            os.environ["TOKENIZERS_PARALLELISM"] = before
 
 # %% ../../notebooks/83_prepared.ipynb #so000001
 def _source_digests(name):
     """{file: SHA-256} of what a folder of your own holds to train on; {} for a corpus by name."""
     if name in CORPORA or not Path(name).is_dir():
         return {}
-    return {path.name: sha256_of(path) for path in sorted(Path(name).iterdir())
-            if path.name.split(".")[0] in ("train", "valid", "val", "dev") and path.is_file()}
+    return {str(path.relative_to(name)): sha256_of(path) for path in sorted(Path(name).rglob("*"))
+            if re.match(r"(train|valid|val|dev|validation)\b", path.name) and path.is_file()}
 
 # %% ../../notebooks/83_prepared.ipynb #dc9e8ffe
 def prepare_corpus(name, folder, vocab_size, *, root=None, source_language=None,
@@ -222,15 +223,14 @@ def prepare_corpus(name, folder, vocab_size, *, root=None, source_language=None,
     vocab_size, options: as in `PrepareOptions`; root and languages: as for `load_corpus`;
     show_progress: bars with the time and the disk that it takes. A folder that was made with the
     same arguments from the same files is loaded, another is a ValueError. One of several processes
-    prepares, on all cores; the others wait.
+    prepares; the others wait.
     """
     folder, options = Path(folder), PrepareOptions(vocab_size, **options)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):
         if not folder.exists():
             corpus = load_corpus(name, root, source_language, target_language)
-            with all_cores():
-                _write_prepared(corpus, folder, str(name), options, show_progress)
+            _write_prepared(corpus, folder, str(name), options, show_progress)
         elif not (folder / "prepared.json").is_file():
             raise ValueError(f"{folder} is there and holds no prepared corpus: give another "
                              "folder, or move this one away")
@@ -240,11 +240,9 @@ def prepare_corpus(name, folder, vocab_size, *, root=None, source_language=None,
     wanted = {"corpus": str(name), **asdict(options), "normalize": list(options.normalize),
               "languages": [languages[0] or prepared.source_language,
                             languages[1] or prepared.target_language],
-              "normalise": False, "sources": _source_digests(name)}
-    earlier = {"copies": 0, "normalize": [], "normalise": False, "sources": wanted["sources"]}
+              "sources": _source_digests(name)}
     for fact, value in wanted.items():
-        before = prepared.facts.get(fact, earlier.get(fact))  # earlier folders know of less
-        if before != value:
+        if (before := prepared.facts.get(fact)) != value:
             what = f"{folder} was prepared with {fact} {before!r}, not {value!r}"
             raise ValueError(f"{what}: give another folder, or move this one away")
     return prepared
@@ -252,8 +250,8 @@ def prepare_corpus(name, folder, vocab_size, *, root=None, source_language=None,
 # %% ../../notebooks/83_prepared.ipynb #a2394ab5
 def _report(bar, pairs, size):
     """Show on a bar how many pairs are encoded, their bytes, and those of all in the end."""
-    there, whole = (tqdm.format_sizeof(n, "B") for n in (size, size / pairs * bar.total))
-    bar.set_postfix_str(f"{there} of about {whole}", refresh=False)
+    written, total = (tqdm.format_sizeof(n, "B") for n in (size, size / pairs * bar.total))
+    bar.set_postfix_str(f"{written} of about {total}", refresh=False)
     bar.update(pairs - bar.n)
 
 # %% ../../notebooks/83_prepared.ipynb #3e58148f
@@ -262,11 +260,12 @@ def _write_prepared(corpus, folder, name, options, show_progress):
     languages = corpus.source_language, corpus.target_language
     limits = options.max_length, options.max_ratio
     generator, counts, copies = np.random.default_rng(options.seed), {}, options.copies or 1
-    form = Normalizer(languages=languages, **dict.fromkeys(options.normalize, True))
+    form = dict.fromkeys(options.normalize, True)
     progress = partial(tqdm, unit=" pairs", mininterval=1, disable=not show_progress)
     clean = clean_pairs(progress(corpus.train, desc="1 of 2, vocabulary"), counts, *limits)
     clean = (pair for pair in clean if generator.random() < options.share)
-    tokenizer = SubwordTokenizer.fit(clean, options.vocab_size, options.model, normalizer=form)
+    sample = replace(corpus, train=clean)
+    tokenizer = fit_tokenizer(options.model, sample, options.vocab_size, **form)
     if (warning := loss_warning(counts)) is not None:
         print(f"{name}: {warning}", file=sys.stderr)
     with whole_folder(folder) as part:

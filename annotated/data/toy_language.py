@@ -12,9 +12,8 @@ import random
 import re
 from dataclasses import dataclass, field
 from importlib.resources import files
-from pathlib import Path
 
-from annotated.files import whole_file
+from annotated.files import stream_lines, whole_file
 
 # %% ../../notebooks/10_toy_language.ipynb #730570ed
 def toy_tokens(text: str) -> list[str]:
@@ -173,6 +172,11 @@ class Lexicon:
 def lexicon() -> Lexicon:
     """The lexicon, read once."""
     return Lexicon()
+
+
+def shares(classes, names: str) -> bool:
+    """Is one of these noun classes meant by a string such as "human tool"?"""
+    return any(c in lexicon().classes(names) for c in classes)
 
 # %% ../../notebooks/10_toy_language.ipynb #2d842f31
 ARTICLES = {"nom": "der die das die", "acc": "den die das die", "dat": "dem der dem den"}
@@ -580,8 +584,7 @@ def event(draw: Draw, subject: Phrase | None = None, tense: str | None = None, v
     candidates = [v for v in verbs or active_verbs() if v.english not in draw.verbs
                   and not (draw.verbs and v.name in ("live", "have", "like"))]
     if subject:
-        candidates = [v for v in candidates
-                      if any(c in lexicon().classes(v.subject) for c in subject.classes)]
+        candidates = [v for v in candidates if shares(subject.classes, v.subject)]
     verb = draw.pick(candidates)
     draw.verbs.append(verb.english)
     subject = subject or subject_phrase(draw, verb.subject)
@@ -599,7 +602,7 @@ def event(draw: Draw, subject: Phrase | None = None, tense: str | None = None, v
 # %% ../../notebooks/10_toy_language.ipynb #c5904a4b
 def state(draw: Draw, subject: Phrase, mood: bool = False) -> Clause:
     """Somebody or something is, or is not, as an adjective says."""
-    alive = any(c in lexicon().classes("animate") for c in subject.classes)
+    alive = shares(subject.classes, "animate")
     fitting = [(name, german, scale)
                for _, name, german, scale in lexicon().adjectives_for(subject.classes)
                if scale not in draw.used and (scale == "mood" or not mood or not alive)]
@@ -609,12 +612,12 @@ def state(draw: Draw, subject: Phrase, mood: bool = False) -> Clause:
     if scale != "colour" and draw.chance(0.25):
         leaves = [Leaf("RB", "very"), adjective]
         words = [("sehr", (leaves[0],)), *words]
-    made = clause(draw, lexicon().verbs["be"], subject)
-    made.inner, made.middle = ("ADJP", *leaves), words
+    main = clause(draw, lexicon().verbs["be"], subject)
+    main.inner, main.middle = ("ADJP", *leaves), words
     if draw.chance(0.2) and not is_quantified(subject):
-        made.between = [Leaf("RB", "not")]
-        made.middle = [("nicht", (made.between[0],)), *words]
-    return made
+        main.between = [Leaf("RB", "not")]
+        main.middle = [("nicht", (main.between[0],)), *words]
+    return main
 
 # %% ../../notebooks/10_toy_language.ipynb #7b7276a8
 def time_phrase(draw: Draw, tense: str) -> Phrase:
@@ -632,18 +635,18 @@ def statement(draw: Draw):
     """A main clause, sometimes with a time; if that comes first, the German verb stays second."""
     tense = draw.pick(["present"] * 5 + ["perfect"] * 3 + ["can", "must", "want", "will", "will"])
     if not draw.chance(0.4):
-        made = event(draw, tense=tense)
-        return made.english(), made.second()
+        main = event(draw, tense=tense)
+        return main.english(), main.second()
     verb = draw.pick([v for v in lexicon().verbs.values() if v.name not in ("be", "say", *STATIVE)])
     subject = subject_phrase(draw, verb.subject)
     if "vehicle" in subject.classes and tense != "present":
         tense = "will"
     time, fronted = time_phrase(draw, tense), draw.chance(0.5)
     shown = Phrase(None, []) if fronted else time
-    made = event(draw, subject, tense, [verb], time=shown, quiet=draw.chance(0.5))
+    main = event(draw, subject, tense, [verb], time=shown, quiet=draw.chance(0.5))
     if fronted:
-        return ("S", time.tree, *made.english()[1:]), made.second(time.german)
-    return made.english(), made.second()
+        return ("S", time.tree, *main.english()[1:]), main.second(time.german)
+    return main.english(), main.second()
 
 # %% ../../notebooks/10_toy_language.ipynb #85f9a927
 def description(draw: Draw):
@@ -652,12 +655,12 @@ def description(draw: Draw):
         role, classes = draw.pick([("rest", "tool vessel readable"), ("place", "human pet")])
         subject = subject_phrase(draw, classes, "topic")
         where = prepositional_phrase(draw, role)
-        made = clause(draw, lexicon().verbs["be"], subject)
-        made.inner, made.middle = where.tree, where.german
+        main = clause(draw, lexicon().verbs["be"], subject)
+        main.inner, main.middle = where.tree, where.german
     else:
         noun = draw.noun(" ".join(lexicon().words["groups"]) + " place room building town opening")
-        made = state(draw, noun_phrase(draw, noun, "nom", determiners_for(noun, "topic")))
-    return made.english(), made.second()
+        main = state(draw, noun_phrase(draw, noun, "nom", determiners_for(noun, "topic")))
+    return main.english(), main.second()
 
 # %% ../../notebooks/10_toy_language.ipynb #b07207a6
 def linked(word: str, lower: Clause) -> tuple:
@@ -743,7 +746,7 @@ def joined(draw: Draw):
     first = event(draw, tense=draw.pick(["present", "present", "perfect"]), quiet=word == "and")
     if first.object and first.object.referable and draw.chance(0.75):
         verbs = [v for v in lexicon().verbs.values() if v.frame and v.frame[0][0] == "acc"
-                 and any(c in lexicon().classes(v.frame[0][1]) for c in first.object.classes)]
+                 and shares(first.object.classes, v.frame[0][1])]
         second = event(draw, subject_phrase(draw, "human"), "present", verbs, quiet=True,
                        given=pronoun(draw, first.object, "acc"))
     else:
@@ -766,7 +769,7 @@ def relative(draw: Draw):
     if draw.chance(0.6):
         noun = draw.noun("human animal readable vessel clothing vehicle furniture picture")
         subject = described(draw, noun, "nom", "topic")
-        alive = any(c in lexicon().classes("animate") for c in noun.classes)
+        alive = shares(noun.classes, "animate")
         main = event(draw, subject, quiet=draw.chance(0.7)) if alive else state(draw, subject)
     else:
         verb = draw.pick([v for v in plain_verbs("acc") if not v.prefix])
@@ -780,13 +783,11 @@ def relative(draw: Draw):
 # %% ../../notebooks/10_toy_language.ipynb #3fac650c
 def described(draw: Draw, noun: Noun, role_case: str, role: str) -> Phrase:
     """A noun with a relative clause; its pronoun has the noun's gender and the clause's case."""
-    lexical = lexicon()
     phrase = noun_phrase(draw, noun, role_case,
                          [d for d in determiners_for(noun, role) if d.rstrip("+") != "my"])
-    human = any(c in lexical.classes("human") for c in noun.classes)
+    human = shares(noun.classes, "human")
     alive = human or "animal" in noun.classes
-    verbs = [v for v in plain_verbs("acc dat")
-             if any(c in lexical.classes(v.frame[0][1]) for c in noun.classes)]
+    verbs = [v for v in plain_verbs("acc dat") if shares(noun.classes, v.frame[0][1])]
     if verbs and draw.chance(0.5 if alive else 0.85):
         verb = draw.pick(verbs + 2 * [v for v in verbs if v.frame[0][0] == "dat"])
         leaf = Leaf("WP", "whom") if human else Leaf("WDT", "that")
@@ -823,16 +824,16 @@ def question(draw: Draw):
     front = [(words[kind], (leaf,))] if kind else []
     if kind == "who":
         subject = Phrase(leaf, front, "m", ("adult",), referable=False)
-        made = event(draw, subject, tense,
+        main = event(draw, subject, tense,
                      [v for v in plain if "adult" in lexicon().classes(v.subject)])
-        return ("SBARQ", ("WHNP", leaf), ("SQ", *made.verb_phrase())), made.second()
+        return ("SBARQ", ("WHNP", leaf), ("SQ", *main.verb_phrase())), main.second()
     if kind == "where" and draw.chance(0.5):
-        made = clause(draw, lexicon().verbs["be"], subject_phrase(draw, "human pet tool readable"),
+        main = clause(draw, lexicon().verbs["be"], subject_phrase(draw, "human pet tool readable"),
                       ask=True)
-        if is_quantified(made.subject):
+        if is_quantified(main.subject):
             raise DeadEnd("nobody asks where no boy is")
         return ("SBARQ", ("WHADVP", leaf),
-                ("SQ", made.helper, made.subject.tree)), made.second(front)
+                ("SQ", main.helper, main.subject.tree)), main.second(front)
     if kind == "what":
         plain = [v for v in plain_verbs("acc") if v in plain and "human" not in v.frame[0]]
     tense = tense if kind or tense != "present" else "perfect"
@@ -840,14 +841,14 @@ def question(draw: Draw):
     subject = subject_phrase(draw, verb.subject)
     if tense in ("can", "must") and "vehicle" in subject.classes:
         tense = "will"
-    made = clause(draw, verb, subject, tense, ask=True, gap=kind == "what",
+    main = clause(draw, verb, subject, tense, ask=True, gap=kind == "what",
                   adjuncts=0.0 if kind == "where" else 0.3)
     if is_quantified(subject):
         raise DeadEnd("nobody asks why no boy sings")
-    asked = ("SQ", made.helper, subject.tree, *made.between, made.inner)
+    asked = ("SQ", main.helper, subject.tree, *main.between, main.inner)
     if not kind:
-        return asked, made.second([])
-    return ("SBARQ", ("WHNP" if kind == "what" else "WHADVP", leaf), asked), made.second(front)
+        return asked, main.second([])
+    return ("SBARQ", ("WHNP" if kind == "what" else "WHADVP", leaf), asked), main.second(front)
 
 # %% ../../notebooks/10_toy_language.ipynb #3ee4c1fc
 PRODUCTIONS = (
@@ -956,29 +957,19 @@ def write_sentences(path, sentences) -> None:
 
 # %% ../../notebooks/10_toy_language.ipynb #b04c4eb3
 def read_sentences(path) -> list[ToySentence]:
-    """Read a table of `write_sentences`; a ValueError names file, line and what is wrong."""
+    """Read a table of `write_sentences`; a ValueError names file and line of what does not fit."""
     sentences = []
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        what = f"{path}: byte {error.start} is not UTF-8"
-        raise ValueError(f"{what}; expected a table in UTF-8") from error
-    for number, line in enumerate(text.removesuffix("\n").split("\n") if text else [], start=1):
-        where, columns = f"{path}, line {number}", line.split("\t")
-        if len(columns) != 4:
-            expected = "expected 4: source, target, alignment, tree"
-            raise ValueError(f"{where}: {len(columns)} columns; {expected}")
-        source, target, pairs, tree = columns
-        if not re.fullmatch(r"(\d+-\d+( \d+-\d+)*)?", pairs):
-            expected = "expected pairs of indices such as '0-0 1-2'"
-            raise ValueError(f"{where}: alignment {pairs!r}; {expected}")
-        alignment = tuple((int(i), int(j)) for i, j in (pair.split("-") for pair in pairs.split()))
-        sentence = ToySentence(source, target, alignment, tree)
-        sizes = len(sentence.source_tokens), len(sentence.target_tokens)
-        if any(i >= sizes[0] or j >= sizes[1] for i, j in alignment):
-            outside = f"leaves the sentences of {sizes[0]} and {sizes[1]} tokens"
-            raise ValueError(f"{where}: alignment {pairs!r} {outside}")
-        if re.findall(r" ([^\s()]+)\)", tree) != sentence.source_tokens:
-            raise ValueError(f"{where}: the leaves of the tree are not the tokens of {source!r}")
+    for number, line in enumerate(stream_lines(path), start=1):
+        try:
+            source, target, links, tree = line.split("\t")
+            pairs = (link.split("-") for link in links.split())
+            sentence = ToySentence(source, target, tuple((int(i), int(j)) for i, j in pairs), tree)
+            english, german = sentence.source_tokens, sentence.target_tokens
+            _ = [(english[i], german[j]) for i, j in sentence.alignment]  # IndexError outside them
+            if re.findall(r" ([^\s()]+)\)", tree) != english:
+                raise ValueError("the leaves of the tree are not the tokens")
+        except (ValueError, IndexError) as error:
+            expected = "expected source, target, alignment such as 0-0 1-2, and tree"
+            raise ValueError(f"{path}, line {number}: {error}; {expected}") from error
         sentences.append(sentence)
     return sentences

@@ -51,9 +51,8 @@ class BatchLoader:
         """Endless (position, indices), the same on all ranks."""
         first, done = self.position
         for epoch in count(first):
-            batches = epoch_batches(self.pairs, self.config.max_tokens, (self.config.seed, epoch),
-                                    skip=done)
-            for number, indices in enumerate(batches, start=done + 1):
+            batches = epoch_batches(self.pairs, self.config.max_tokens, (self.config.seed, epoch))
+            for number, indices in islice(enumerate(batches, start=1), done, None):
                 yield (epoch, number), indices
             done = 0
 

@@ -68,5 +68,5 @@ def test_a_great_loss_is_told_with_its_rules():
     assert loss_warning({"kept": 90, "ratio": 10}) is None and loss_warning({}) is None
     assert loss_warning({"kept": 899, "ratio": 100, "empty": 1}).startswith("101 of 1,000 pairs")
     assert loss_warning({"broken": 5}).startswith("5 of 5 pairs are left out (broken 5)")
-    told = loss_warning({"kept": 8_000, "ratio": 900, "copied": 1_100})
-    assert told.startswith("2,000 of 10,000 pairs are left out (copied 1,100, ratio 900)")
+    warning = loss_warning({"kept": 8_000, "ratio": 900, "copied": 1_100})
+    assert warning.startswith("2,000 of 10,000 pairs are left out (copied 1,100, ratio 900)")

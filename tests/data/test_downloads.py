@@ -1,4 +1,4 @@
-"""Downloads: the publisher's bytes, whole or not at all, and held to a digest. No test needs the network."""
+"""Downloads: the publisher's bytes, whole or not at all, and held to a digest."""
 
 import gzip
 import hashlib
@@ -25,16 +25,20 @@ def quick(address, path, sha256=None, attempts=3):
     return fetch(address, path, sha256, timeout=0.3, attempts=attempts)
 
 
-@pytest.mark.parametrize("fault", ["404", "wrong digest", "nobody there", "redirect without end", "busy", "cut", "stall",
+@pytest.mark.parametrize("fault",
+                         ["404", "wrong digest", "nobody there", "redirect without end", "busy",
+                          "cut", "stall",
                                    "chunked and cut"])
 def test_a_failed_download_says_so_and_leaves_nothing(publisher, tmp_path, fault):
     publisher.files["/a.gz"] = os.urandom(100_000)
-    address, digest, error, path = publisher.address + "/a.gz", None, ConnectionError, tmp_path / "a.gz"
+    address, path = publisher.address + "/a.gz", tmp_path / "a.gz"
+    digest, error = None, ConnectionError
     message = rf"could not fetch {address} .*put it at {path}"
     if fault == "404":
         del publisher.files["/a.gz"]
     elif fault == "wrong digest":
-        digest, error, message = "0" * 64, ValueError, f"has not the SHA-256 digest {'0' * 64}: {path} was not written"
+        digest, error = "0" * 64, ValueError
+        message = f"has not the SHA-256 digest {digest}: {path} was not written"
     elif fault == "redirect without end":
         publisher.redirects |= {"/a.gz": "/b.gz", "/b.gz": "/a.gz"}
     elif fault == "nobody there":
@@ -52,7 +56,8 @@ def test_what_breaks_is_tried_again_from_the_start(publisher, tmp_path, fault):
     publisher.files["/a.gz"] = body = os.urandom(100_000)
     publisher.acts += [fault, fault]
     quick(publisher.address + "/a.gz", tmp_path / "a.gz")
-    assert (tmp_path / "a.gz").read_bytes() == body and len(publisher.asked) == 3 and seen(tmp_path) == ["a.gz"]
+    assert (tmp_path / "a.gz").read_bytes() == body and len(publisher.asked) == 3
+    assert seen(tmp_path) == ["a.gz"]
 
 
 def test_a_file_of_unknown_length_needs_a_digest(publisher, tmp_path):
@@ -61,13 +66,16 @@ def test_a_file_of_unknown_length_needs_a_digest(publisher, tmp_path):
     with pytest.raises(ConnectionError, match="does not say how long the file is"):
         quick(publisher.address + "/a.gz", tmp_path / "a.gz", attempts=1)
     assert seen(tmp_path) == []
-    quick(publisher.address + "/a.gz", tmp_path / "a.gz", hashlib.sha256(body).hexdigest(), attempts=1)
+    quick(publisher.address + "/a.gz", tmp_path / "a.gz", hashlib.sha256(body).hexdigest(),
+          attempts=1)
     assert (tmp_path / "a.gz").read_bytes() == body
 
 
 def test_of_several_that_want_a_file_one_fetches_it(publisher, tmp_path):
     publisher.files["/a.bin"] = body = os.urandom(500_000)
-    threads = [threading.Thread(target=fetch_known, args=(publisher.address + "/a.bin", tmp_path / "a.bin", {})) for _ in range(3)]
+    threads = [threading.Thread(target=fetch_known,
+                                args=(publisher.address + "/a.bin", tmp_path / "a.bin", {}))
+               for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -82,7 +82,8 @@ def test_the_form_of_the_training_text_is_kept_with_the_tokenizer(kind, tmp_path
     tokenizer.save(tmp_path / "tokenizer.json")
     again = load_tokenizer(tmp_path / "tokenizer.json")
     assert again.normalizer == tokenizer.normalizer
-    assert again.encode("THE DOG–so–sees `it`", "en") == tokenizer.encode("the dog-so-sees 'it'", "en")
+    assert again.encode("THE DOG–so–sees `it`", "en") == tokenizer.encode("the dog-so-sees 'it'",
+                                                                          "en")
     data = json.loads((tmp_path / "tokenizer.json").read_text(encoding="utf-8"))
     del data["normalizer"]  # as one that was saved before
     (tmp_path / "tokenizer.json").write_text(json.dumps(data), encoding="utf-8")

@@ -1,20 +1,28 @@
-"""Corpora on the disk: what is written is what is read, whole or not at all, and a prepared folder says how it was made."""
+"""Corpora on the disk: what is written is read, and a folder says what it holds."""
 
 import hashlib
 import json
-import os
 import tracemalloc
-from contextlib import nullcontext
+from collections import Counter
 
 import numpy as np
 import pytest
+from helpers import examples
+from hypothesis import given
+from hypothesis import strategies as st
 from test_batches import assert_same
 
 from annotated.data import prepared as module
 from annotated.data.batches import Batch, as_arrays, gather, pair_lengths, real_tokens
 from annotated.data.corpora import Corpus, PairStream
-from annotated.data.prepared import EncodedPairs, all_cores, load_prepared, prepare_corpus, write_encoded
-from annotated.data.tokenizers import END, SubwordTokenizer
+from annotated.data.prepared import (
+    DroppedMerges,
+    EncodedPairs,
+    load_prepared,
+    prepare_corpus,
+    write_encoded,
+)
+from annotated.data.tokenizers import END, SubwordTokenizer, byte_letters
 
 TEXTS = [(f"word{'y' * (n % 19)} {n}", f"Wort{'z' * (n % 13)} {n}") for n in range(200)]
 
@@ -47,27 +55,33 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 200, 10_000])
-@pytest.mark.parametrize("size, dtype", [(300, "<u2"), (65_536, "<u2"), (65_537, "<i4"), (1_000_000, "<i4")])
+@pytest.mark.parametrize("size, dtype",
+                         [(300, "<u2"), (65_536, "<u2"), (65_537, "<i4"), (1_000_000, "<i4")])
 def test_encoded_pairs_are_the_list_of_pairs(tmp_path, chunk, size, dtype):
     texts = [*TEXTS, ("", ""), ("", "x"), ("x", ""), ("🙂" * 9, "日本")]
-    pairs, wanted = write_encoded(iter(texts), Letters(size), tmp_path / "p", chunk=chunk), expected(texts, Letters(size))
+    pairs, wanted = write_encoded(iter(texts), Letters(size), tmp_path / "p",
+                                  chunk=chunk), expected(texts, Letters(size))
     assert pairs.manifest["dtype"] == dtype and len(pairs) == len(texts) and list(pairs) == wanted
     assert pairs[0] == wanted[0] and pairs[-1] == wanted[-1] and pairs[np.int64(5)] == wanted[5]
-    assert pairs[3:9:2] == wanted[3:9:2] and type(pairs[0][0]) is list and type(pairs[0][0][0]) is int
+    assert pairs[3:9:2] == wanted[3:9:2] and type(pairs[0][0]) is list
+    assert type(pairs[0][0][0]) is int
     for wrong in (len(texts), -len(texts) - 1):
         with pytest.raises(IndexError):
             pairs[wrong]
     lengths = np.array([(len(source) + 1, len(target) + 1) for source, target in wanted])
     assert (pair_lengths(pairs) == lengths).all() and (pair_lengths(wanted) == lengths).all()
-    assert pairs.longest == tuple(lengths.max(axis=0)) and pairs.manifest["languages"] == ["en", "de"]
+    assert pairs.longest == tuple(lengths.max(axis=0))
+    assert pairs.manifest["languages"] == ["en", "de"]
     pairs.release()
     assert pairs[7] == wanted[7]
 
 
 def test_the_digest_stands_for_the_contents(tmp_path):
-    made = [write_encoded(texts, Letters(size), tmp_path / str(number)) for number, (texts, size) in
-            enumerate([(TEXTS, 300), (TEXTS, 300), (TEXTS[::-1], 300), (TEXTS, 301), (TEXTS[:-1], 300)])]
-    digests = [pairs.digest for pairs in made]
+    folders = [write_encoded(texts, Letters(size), tmp_path / str(number))
+               for number, (texts, size) in
+            enumerate([(TEXTS, 300), (TEXTS, 300), (TEXTS[::-1], 300), (TEXTS, 301),
+                       (TEXTS[:-1], 300)])]
+    digests = [pairs.digest for pairs in folders]
     assert digests[0] == digests[1] and len(set(digests)) == 4
     assert digests[0] == hashlib.sha256((tmp_path / "0" / "manifest.json").read_bytes()).hexdigest()
 
@@ -77,7 +91,8 @@ def test_the_digest_stands_for_the_contents(tmp_path):
 def test_a_damaged_folder_is_refused_by_the_name_of_the_file(folder, file, damage):
     data = bytearray((folder / file).read_bytes())
     data[len(data) // 2] ^= 1
-    (folder / file).write_bytes({"truncated": data[:-8], "longer": data + b"xx", "flipped": data}.get(damage, b""))
+    (folder / file).write_bytes({"truncated": data[:-8], "longer": data + b"xx",
+                                 "flipped": data}.get(damage, b""))
     if damage == "missing":
         (folder / file).unlink()
     message = {"truncated": "bytes, expected", "longer": "bytes, expected", "missing": "is missing",
@@ -88,24 +103,6 @@ def test_a_damaged_folder_is_refused_by_the_name_of_the_file(folder, file, damag
         assert len(EncodedPairs(folder)) == 200
     else:
         with pytest.raises(ValueError, match=message):
-            EncodedPairs(folder)
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"pairs": 3}'])
-def test_a_damaged_manifest_is_named(folder, text):
-    (folder / "manifest.json").write_text(text)
-    with pytest.raises(ValueError, match="manifest.json is damaged"):
-        EncodedPairs(folder)
-    (folder / "manifest.json").unlink()
-    with pytest.raises(FileNotFoundError, match="no encoded pairs"):
-        EncodedPairs(folder)
-
-
-def test_a_manifest_of_other_numbers_is_refused(folder):
-    manifest = json.loads((folder / "manifest.json").read_text())
-    for change in ({"pairs": 199}, {"dtype": "<f8"}, {"longest": 3}):
-        (folder / "manifest.json").write_text(json.dumps(manifest | change))
-        with pytest.raises(ValueError, match="manifest.json is damaged"):
             EncodedPairs(folder)
 
 
@@ -129,7 +126,8 @@ def test_pairs_are_written_whole_or_not_at_all(tmp_path):
 def test_pairs_that_are_too_long_are_left_out_and_counted(tmp_path):
     wanted = [pair for pair in expected(TEXTS, Letters()) if max(map(len, pair)) + 1 <= 20]
     pairs = write_encoded(TEXTS, Letters(), tmp_path / "p", max_length=20, chunk=11)
-    assert list(pairs) == wanted and pairs.manifest["dropped"] == 200 - len(wanted) > 0 and max(pairs.longest) <= 20
+    assert list(pairs) == wanted and pairs.manifest["dropped"] == 200 - len(wanted) > 0
+    assert max(pairs.longest) <= 20
 
 
 def test_writing_takes_the_memory_of_a_chunk(tmp_path):
@@ -145,8 +143,10 @@ def test_folders_and_lists_gather_the_same(folder):
     pairs, indices = EncodedPairs(folder), np.array([7, 199, 0, 0, 42])
     assert as_arrays(pairs) is pairs
     arrays = as_arrays(list(pairs))
-    assert as_arrays(arrays) is arrays and list(arrays) == list(pairs) and arrays.longest == pairs.longest
-    assert (arrays.lengths == pairs.lengths).all() and (arrays.offsets == pairs.offsets).all() and (arrays.ids == pairs.ids).all()
+    assert as_arrays(arrays) is arrays and list(arrays) == list(pairs)
+    assert arrays.longest == pairs.longest
+    assert (arrays.lengths == pairs.lengths).all() and (arrays.offsets == pairs.offsets).all()
+    assert (arrays.ids == pairs.ids).all()
     assert_same(gather(pairs, indices), gather(arrays, indices))
     arrays.release(), pairs.release()
     assert_same(gather(pairs, indices), Batch.collate([pairs[index] for index in indices]))
@@ -155,10 +155,12 @@ def test_folders_and_lists_gather_the_same(folder):
 
 
 def test_pairs_without_a_word_are_gathered(tmp_path):
-    for pairs in (as_arrays([([], []), ([], [])]), write_encoded([("", ""), ("", "")], Letters(), tmp_path / "empty")):
+    for pairs in (as_arrays([([], []), ([], [])]),
+                  write_encoded([("", ""), ("", "")], Letters(), tmp_path / "empty")):
         assert_same(gather(pairs, np.array([1, 0])), Batch.collate([([], []), ([], [])]))
         assert real_tokens(pairs, np.array([1, 0])) == 2
-    assert len(as_arrays([])) == 0 and as_arrays([]).longest == (0, 0) and as_arrays([]).lengths.shape == (0, 2)
+    assert len(as_arrays([])) == 0 and as_arrays([]).longest == (0, 0)
+    assert as_arrays([]).lengths.shape == (0, 2)
 
 
 def test_a_tokenizer_with_special_ids_is_refused_when_its_pairs_are_written(tmp_path):
@@ -175,64 +177,57 @@ NOISE = [("", "leer"), ("kaputt\ufffd", "broken"), ("a b c d e", "f"), ("same", 
 
 @pytest.fixture
 def corpus(monkeypatch):
-    made = Corpus("mine", "en", "de", PairStream((lambda: TEXTS, lambda: NOISE)), [*TEXTS[:5], ("", "leer")], [])
-    monkeypatch.setattr(module, "load_corpus", lambda name, root=None, source=None, target=None: made)
-    return made
+    small = Corpus("mine", "en", "de", PairStream((lambda: TEXTS, lambda: NOISE)),
+                  [*TEXTS[:5], ("", "leer")], [])
+    monkeypatch.setattr(module, "load_corpus",
+                        lambda name, root=None, source=None, target=None: small)
+    return small
 
 
 def test_a_corpus_is_prepared_once(corpus, tmp_path, monkeypatch):
-    made = prepare_corpus("mine", tmp_path / "p", 300)
-    assert (made.name, made.source_language, made.target_language, len(made.tokenizer)) == ("mine", "en", "de", 300)
-    for pairs, texts in ((made.train, TEXTS), (made.valid, corpus.valid)):  # validation is not cleaned
-        assert [tuple(map(made.tokenizer.decode, pair)) for pair in pairs] == texts
-    assert made.facts["cleaning"] == {"kept": 200, "empty": 1, "broken": 1, "ratio": 1, "copied": 1, "overlong in tokens": 0}
-    assert made.tokenizer.as_dict() == SubwordTokenizer.fit(TEXTS, 300).as_dict()
+    prepared = prepare_corpus("mine", tmp_path / "p", 300)
+    assert (prepared.name, prepared.source_language, prepared.target_language) == ("mine", "en",
+                                                                                   "de")
+    assert len(prepared.tokenizer) == 300
+    # validation is not cleaned
+    for pairs, texts in ((prepared.train, TEXTS), (prepared.valid, corpus.valid)):
+        assert [tuple(map(prepared.tokenizer.decode, pair)) for pair in pairs] == texts
+    assert prepared.facts["cleaning"] == {"kept": 200, "empty": 1, "broken": 1, "ratio": 1,
+                                      "copied": 1, "overlong in tokens": 0}
+    assert prepared.tokenizer.as_dict() == SubwordTokenizer.fit(TEXTS, 300).as_dict()
     monkeypatch.setattr(module, "load_corpus", None)  # from here on nothing is read again
-    for again in (prepare_corpus("mine", tmp_path / "p", 300), load_prepared(tmp_path / "p", check=True)):
-        assert again.train.digest == made.train.digest and list(again.valid) == list(made.valid)
-        assert again.tokenizer.as_dict() == made.tokenizer.as_dict() and again.facts == made.facts
-    for change, message in (({"vocab_size": 310}, "vocab_size 300, not 310"), ({"seed": 1}, "seed 0, not 1"),
+    for again in (prepare_corpus("mine", tmp_path / "p", 300),
+                  load_prepared(tmp_path / "p", check=True)):
+        assert again.train.digest == prepared.train.digest
+        assert list(again.valid) == list(prepared.valid)
+        assert again.tokenizer.as_dict() == prepared.tokenizer.as_dict()
+        assert again.facts == prepared.facts
+    for change, message in (({"vocab_size": 310}, "vocab_size 300, not 310"),
+                            ({"seed": 1}, "seed 0, not 1"),
                             ({"name": "other"}, "corpus 'mine', not 'other'"),
                             ({"normalize": ("moses",)}, r"normalize \[\], not \['moses'\]"),
-                            ({"target_language": "fr"}, r"languages \['en', 'de'\], not \['en', 'fr'\]")):
+                            ({"target_language": "fr"},
+                             r"languages \['en', 'de'\], not \['en', 'fr'\]")):
         with pytest.raises(ValueError, match=f"was prepared with {message}: give another folder"):
             prepare_corpus(**{"name": "mine", "folder": tmp_path / "p", "vocab_size": 300} | change)
 
 
-def test_preparing_takes_all_cores_and_gives_the_variable_back(corpus, tmp_path, monkeypatch):
-    seen, real = [], SubwordTokenizer.encode_batch
-    monkeypatch.setattr(SubwordTokenizer, "encode_batch",
-                        lambda *given: seen.append(os.environ["TOKENIZERS_PARALLELISM"]) or real(*given))
-    for name, before in (("false", "false"), ("true", "true"), ("unset", None)):
-        monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
-        if before is not None:
-            monkeypatch.setenv("TOKENIZERS_PARALLELISM", before)
-        prepare_corpus("mine", tmp_path / name, 300)
-        assert os.environ.get("TOKENIZERS_PARALLELISM") == before
-    assert set(seen) == {"true"}
-    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
-    with pytest.raises(KeyError), all_cores():
-        raise KeyError
-    assert os.environ["TOKENIZERS_PARALLELISM"] == "false"
-
-
-def test_all_cores_prepare_what_one_prepares(corpus, tmp_path, monkeypatch):
+def test_a_prepared_folder_holds_the_bytes_of_a_plain_loop(corpus, tmp_path, monkeypatch):
     draw = np.random.default_rng(0)
     lexicon = ["".join(draw.choice(list("abdeinorst"), size)) for size in draw.integers(1, 9, 2000)]
-    corpus.train = [tuple(" ".join(draw.choice(lexicon, size)) for size in draw.integers(1, 20, 2)) for _ in range(12_000)]
-    made = prepare_corpus("mine", tmp_path / "all", 3000)
-    monkeypatch.setattr(module, "all_cores", nullcontext)
-    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
-    one = prepare_corpus("mine", tmp_path / "one", 3000)
-    assert (made.train.digest, made.facts) == (one.train.digest, one.facts) and made.train.manifest["dropped"] == 0
-    # and the bytes are those of a plain loop
-    kept = [pair for pair in corpus.train if max(len(text.split()) for text in pair) <= 3 * min(len(text.split()) for text in pair)
+    corpus.train = [tuple(" ".join(draw.choice(lexicon, size)) for size in draw.integers(1, 20, 2))
+                    for _ in range(12_000)]
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")  # the library on all cores
+    prepared = prepare_corpus("mine", tmp_path / "all", 3000)
+    kept = [pair for pair in corpus.train if max(len(text.split()) for text in pair)
+            <= 3 * min(len(text.split()) for text in pair)
             and pair[0] != pair[1]]
-    rows = [[made.tokenizer.encode(text) for text in pair] for pair in kept]
+    rows = [[prepared.tokenizer.encode(text) for text in pair] for pair in kept]
     sizes = [len(source) + len(target) for source, target in rows]
     wanted = {"ids.bin": np.array([index for row in rows for ids in row for index in ids], "<u2"),
               "offsets.bin": np.array([0, *np.cumsum(sizes)[:-1]], "<i8"),
-              "lengths.bin": np.array([[len(source) + 1, len(target) + 1] for source, target in rows], "<i4")}
+              "lengths.bin": np.array([[len(source) + 1, len(target) + 1]
+                                       for source, target in rows], "<i4")}
     for name, array in wanted.items():
         assert (tmp_path / "all" / "train" / name).read_bytes() == array.tobytes(), name
 
@@ -243,8 +238,10 @@ def test_a_folder_written_by_hand_is_read(tmp_path):
             "lengths.bin": np.array([[2, 3], [3, 1]], "<i4")}
     for name, array in data.items():
         (tmp_path / name).write_bytes(array.tobytes())
-    files = {name: {"bytes": array.nbytes, "sha256": hashlib.sha256(array.tobytes()).hexdigest()} for name, array in data.items()}
-    manifest = {"pairs": 2, "tokens": 5, "longest": [3, 3], "dtype": "<u2", "dropped": 0, "languages": ["en", "de"],
+    files = {name: {"bytes": array.nbytes, "sha256": hashlib.sha256(array.tobytes()).hexdigest()}
+             for name, array in data.items()}
+    manifest = {"pairs": 2, "tokens": 5, "longest": [3, 3], "dtype": "<u2", "dropped": 0,
+                "languages": ["en", "de"],
                 "vocabulary": "0" * 64, "files": files}
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     pairs = EncodedPairs(tmp_path, check=True)
@@ -252,37 +249,42 @@ def test_a_folder_written_by_hand_is_read(tmp_path):
 
 
 def test_progress_is_told_in_pairs_and_bytes(corpus, tmp_path, capsys):
-    told = []
-    pairs = write_encoded(TEXTS, Letters(), tmp_path / "p", max_length=20, chunk=30, report=lambda *row: told.append(row))
-    assert [read for read, _ in told] == [30, 60, 90, 120, 150, 180, 200]
-    assert told[-1][1] == sum(file["bytes"] for file in pairs.manifest["files"].values()) and sorted(told) == told
+    reports = []
+    pairs = write_encoded(TEXTS, Letters(), tmp_path / "p", max_length=20, chunk=30,
+                          report=lambda *row: reports.append(row))
+    assert [read for read, _ in reports] == [30, 60, 90, 120, 150, 180, 200]
+    assert reports[-1][1] == sum(file["bytes"] for file in pairs.manifest["files"].values())
+    assert sorted(reports) == reports
     prepare_corpus("mine", tmp_path / "quiet", 300)
     assert capsys.readouterr().err == ""
     prepare_corpus("mine", tmp_path / "told", 300, show_progress=True)
-    said = capsys.readouterr().err
-    assert "1 of 2, vocabulary: 204 pairs" in said and "2 of 2, encoding: 100%" in said and "200/200" in said
-    size = sum(file["bytes"] for file in load_prepared(tmp_path / "told").train.manifest["files"].values())
-    assert f"{size / 1000:.2f}kB of about {size / 1000:.2f}kB]" in said
+    output = capsys.readouterr().err
+    assert "1 of 2, vocabulary: 204 pairs" in output and "2 of 2, encoding: 100%" in output
+    assert "200/200" in output
+    size = sum(file["bytes"]
+               for file in load_prepared(tmp_path / "told").train.manifest["files"].values())
+    assert f"{size / 1000:.2f}kB of about {size / 1000:.2f}kB]" in output
 
 
 def test_the_vocabulary_may_be_learnt_from_a_share(corpus, tmp_path):
-    whole, some, again = (prepare_corpus("mine", tmp_path / str(n), 290, share=share, seed=4).tokenizer.as_dict()
+    whole, sample, again = (prepare_corpus("mine", tmp_path / str(n), 290, share=share,
+                                         seed=4).tokenizer.as_dict()
                           for n, share in enumerate((1.0, 0.1, 0.1)))
-    assert some == again and some != whole
+    assert sample == again and sample != whole
 
 
 def test_the_form_belongs_to_the_tokenizer_and_comes_back(corpus, tmp_path):
     """By the substitutions of Moses' normalize-punctuation.perl."""
     corpus.train, corpus.valid = [*TEXTS, ("“x” – y’s", "„x“ – y")], [("“y” – x’s", "„y“ – x")]
     plain = [[*TEXTS, ('"x" - y\'s', '"x" - y')], [('"y" - x\'s', '"y" - x')]]
-    made, as_it_is = (prepare_corpus("mine", tmp_path / str(len(form)), 300, normalize=form)
+    prepared, unchanged = (prepare_corpus("mine", tmp_path / str(len(form)), 300, normalize=form)
                       for form in (("punctuation",), ()))
-    assert made.tokenizer.as_dict() == SubwordTokenizer.fit(plain[0], 300).as_dict()
-    for pairs, texts in zip((made.train, made.valid), plain, strict=True):
-        assert [tuple(map(made.tokenizer.decode, pair)) for pair in pairs] == texts
-    assert "„" in as_it_is.tokenizer.decode(as_it_is.train[len(TEXTS)][1])
+    assert prepared.tokenizer.as_dict() == SubwordTokenizer.fit(plain[0], 300).as_dict()
+    for pairs, texts in zip((prepared.train, prepared.valid), plain, strict=True):
+        assert [tuple(map(prepared.tokenizer.decode, pair)) for pair in pairs] == texts
+    assert "„" in unchanged.tokenizer.decode(unchanged.train[len(TEXTS)][1])
     back = load_prepared(tmp_path / "1").tokenizer
-    assert back.encode("“y” – x’s", "en") == back.encode('"y" - x\'s', "en") == made.valid[0][0]
+    assert back.encode("“y” – x’s", "en") == back.encode('"y" - x\'s', "en") == prepared.valid[0][0]
 
 
 def test_a_source_that_changed_is_prepared_anew(tmp_path):
@@ -292,10 +294,10 @@ def test_a_source_that_changed_is_prepared_anew(tmp_path):
         for side, language in enumerate(("en", "de")):
             text = "".join(f"{pair[side]}\n" for pair in TEXTS)
             (folder / f"{split}.{language}").write_text(text, encoding="utf-8")
-    made = prepare_corpus(folder, tmp_path / "p", 300)
-    assert prepare_corpus(folder, tmp_path / "p", 300).train.digest == made.train.digest
+    prepared = prepare_corpus(folder, tmp_path / "p", 300)
+    assert prepare_corpus(folder, tmp_path / "p", 300).train.digest == prepared.train.digest
     (folder / "notes.txt").write_text("of no matter", encoding="utf-8")
-    assert prepare_corpus(folder, tmp_path / "p", 300).train.digest == made.train.digest
+    assert prepare_corpus(folder, tmp_path / "p", 300).train.digest == prepared.train.digest
     (folder / "train.fr").write_text("une autre langue", encoding="utf-8")
     with pytest.raises(ValueError, match="was prepared with sources .* give another folder"):
         prepare_corpus(folder, tmp_path / "p", 300)
@@ -315,53 +317,49 @@ def test_a_great_loss_is_told(corpus, tmp_path, capsys):
 
 
 def test_copies_are_cut_anew_and_say_the_same(corpus, tmp_path):
-    plain, made, again, other = (prepare_corpus("mine", tmp_path / name, 400, copies=copies, seed=seed) for name, copies, seed in
-                                 (("plain", 0, 0), ("made", 3, 0), ("again", 3, 0), ("other", 3, 1)))
-    assert [tuple(map(made.tokenizer.decode, pair)) for pair in made.train] == TEXTS * 3
-    assert made.train.digest == again.train.digest != other.train.digest
-    assert made.valid.digest == plain.valid.digest and made.tokenizer.as_dict() == plain.tokenizer.as_dict()
-    assert made.facts["cleaning"] == plain.facts["cleaning"] | {"kept": 600} and made.facts["copies"] == 3
-    first, second, third = (list(made.train)[start : start + 200] for start in (0, 200, 400))
+    plain, copied, again, other = (prepare_corpus("mine", tmp_path / name, 400, copies=copies,
+                                                seed=seed) for name, copies, seed in
+                                 (("plain", 0, 0), ("made", 3, 0), ("again", 3, 0),
+                                  ("other", 3, 1)))
+    assert [tuple(map(copied.tokenizer.decode, pair)) for pair in copied.train] == TEXTS * 3
+    assert copied.train.digest == again.train.digest != other.train.digest
+    assert copied.valid.digest == plain.valid.digest
+    assert copied.tokenizer.as_dict() == plain.tokenizer.as_dict()
+    assert copied.facts["cleaning"] == plain.facts["cleaning"] | {"kept": 600}
+    assert copied.facts["copies"] == 3
+    first, second, third = (list(copied.train)[start : start + 200] for start in (0, 200, 400))
     assert first != second != third != first
     with pytest.raises(ValueError, match="copies 3, not 0: give another folder"):
         prepare_corpus("mine", tmp_path / "made", 400)
 
 
-@pytest.mark.parametrize("wrong", [{"copies": -1}, {"copies": 1001}, {"copies": 2, "model": "wordpiece"}])
+@pytest.mark.parametrize("wrong",
+                         [{"copies": -1}, {"copies": 1001}, {"copies": 2, "model": "wordpiece"}])
 def test_copies_that_cannot_be_made_are_named_before_anything_is_read(wrong, tmp_path):
-    with pytest.raises(ValueError, match=f"copies={wrong['copies']} is invalid: give 0 to 1000, for 'bpe' alone"):
+    with pytest.raises(ValueError,
+                       match=f"copies={wrong['copies']} is invalid: give 0 to 1000"):
         prepare_corpus("nothing", tmp_path / "p", 600, **wrong)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_folder_prepared_before_there_was_normalising_is_found_again(corpus, tmp_path):
-    prepare_corpus("mine", tmp_path / "p", 300)
-    facts = json.loads((tmp_path / "p" / "prepared.json").read_text(encoding="utf-8"))
-    del facts["normalize"], facts["copies"], facts["sources"]
-    (tmp_path / "p" / "prepared.json").write_text(json.dumps(facts), encoding="utf-8")
-    assert len(prepare_corpus("mine", tmp_path / "p", 300).train) == 200
-    facts["normalise"] = True  # text that was normalised, and a tokenizer that does not know
-    (tmp_path / "p" / "prepared.json").write_text(json.dumps(facts), encoding="utf-8")
-    with pytest.raises(ValueError, match="normalise True, not False"):
-        prepare_corpus("mine", tmp_path / "p", 300)
 
 
 def test_what_cleaning_drops_teaches_the_vocabulary_nothing(corpus, tmp_path):
     copied = [("zyxxyz", "zyxxyz")] * 500  # by far the most frequent word
     corpus.train = PairStream((lambda: copied, lambda: TEXTS))
-    made = prepare_corpus("mine", tmp_path / "p", 300)
-    assert made.facts["cleaning"]["copied"] == 500 and len(made.train) == 200
-    assert made.tokenizer.as_dict() == SubwordTokenizer.fit(TEXTS, 300).as_dict()
-    assert len(made.tokenizer.encode("zyxxyz")) == 7, "one id a letter, and one for the space"
+    prepared = prepare_corpus("mine", tmp_path / "p", 300)
+    assert prepared.facts["cleaning"]["copied"] == 500 and len(prepared.train) == 200
+    assert prepared.tokenizer.as_dict() == SubwordTokenizer.fit(TEXTS, 300).as_dict()
+    assert len(prepared.tokenizer.encode("zyxxyz")) == 7, "one id a letter, and one for the space"
 
 
 def test_long_sentences_are_left_out_of_training(corpus, tmp_path):
     longer = pair_lengths(prepare_corpus("mine", tmp_path / "all", 300).train).max(axis=1)
     limit = 4
-    made = prepare_corpus("mine", tmp_path / "p", 300, max_length=limit)
-    assert len(made.train) == (longer <= limit).sum() < 200 and max(made.train.longest) <= limit and len(made.valid) == 6
-    assert made.facts["cleaning"]["kept"] == len(made.train)
-    assert sum(made.facts["cleaning"].values()) == 204
+    prepared = prepare_corpus("mine", tmp_path / "p", 300, max_length=limit)
+    assert len(prepared.train) == (longer <= limit).sum() < 200
+    assert max(prepared.train.longest) <= limit
+    assert len(prepared.valid) == 6
+    assert prepared.facts["cleaning"]["kept"] == len(prepared.train)
+    assert sum(prepared.facts["cleaning"].values()) == 204
 
 
 def test_a_preparation_that_fails_leaves_nothing(corpus, tmp_path):
@@ -391,16 +389,26 @@ def test_parts_of_two_preparations_do_not_go_together(corpus, tmp_path, part):
         load_prepared(tmp_path / "one")
 
 
+def test_a_manifest_that_was_changed_is_refused(corpus, tmp_path):
+    prepare_corpus("mine", tmp_path / "p", 300)
+    manifest = tmp_path / "p" / "valid" / "manifest.json"
+    manifest.write_text(manifest.read_text(encoding="utf-8") + " ", encoding="utf-8")
+    with pytest.raises(ValueError, match="valid is not the one that prepared.json names"):
+        load_prepared(tmp_path / "p")
+
+
 def test_languages_are_handed_on(corpus, tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(module, "load_corpus", lambda *given: asked.append(given) or corpus)
-    prepare_corpus("mine", tmp_path / "p", 300, root=tmp_path, source_language="en", target_language="de")
+    prepare_corpus("mine", tmp_path / "p", 300, root=tmp_path, source_language="en",
+                   target_language="de")
     assert asked == [("mine", tmp_path, "en", "de")]
 
 
 def test_a_folder_prepared_the_other_way_round_is_refused(tmp_path, monkeypatch):
     back = [pair[::-1] for pair in TEXTS]
-    monkeypatch.setattr(module, "load_corpus", lambda *_: Corpus("toy", "de", "en", back, back[:5], []))
+    monkeypatch.setattr(module, "load_corpus",
+                        lambda *_: Corpus("toy", "de", "en", back, back[:5], []))
     prepare_corpus("toy", tmp_path / "p", 300, source_language="de")
     assert prepare_corpus("toy", tmp_path / "p", 300, source_language="de").source_language == "de"
     with pytest.raises(ValueError, match=r"languages \['de', 'en'\], not \['en', 'de'\]"):
@@ -411,3 +419,29 @@ def test_a_folder_of_something_else_is_not_prepared(corpus, tmp_path):
     (tmp_path / "p").mkdir()
     with pytest.raises(ValueError, match="holds no prepared corpus: give another folder"):
         prepare_corpus("mine", tmp_path / "p", 300)
+
+
+# --- BPE-dropout
+
+PLAIN = SubwordTokenizer.fit(TEXTS, 400)
+
+
+@examples(100)
+@given(text=st.text(st.characters(exclude_categories=["Cs"])),
+       rate=st.sampled_from([0.1, 0.5, 1.0]), seed=st.integers(0, 9))
+def test_every_cut_says_the_same_and_the_seed_decides_it(text, rate, seed):
+    cut, text = DroppedMerges(PLAIN, rate, seed).encode(text), PLAIN.normalizer(text)
+    assert PLAIN.decode(cut) == text and cut == DroppedMerges(PLAIN, rate, seed).encode(text)
+    assert rate < 1 or len(cut) == len((" " + text).encode() if text else b"")
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.4])
+def test_merges_are_dropped_as_often_as_they_should_be(rate):
+    """abc with the merges ab, bc: the first kept one is made, and nothing fits after it."""
+    plain = SubwordTokenizer([*sorted(byte_letters()), "ab", "bc"], [("a", "b"), ("b", "c")])
+    dropped, draws = DroppedMerges(plain, rate, seed=1), 20_000
+    counts = Counter(map(tuple, (dropped.cut("abc") for _ in range(draws))))
+    wanted = {("ab", "c"): 1 - rate, ("a", "bc"): rate * (1 - rate), ("a", "b", "c"): rate * rate}
+    assert set(counts) == set(wanted)
+    for pieces, chance in wanted.items():
+        assert abs(counts[pieces] / draws - chance) < 5 * (chance * (1 - chance) / draws) ** 0.5

@@ -1,0 +1,186 @@
+"""SentencePiece: the package's ids and texts in five scripts; Japanese and Arabic are learnt."""
+
+import io
+import random
+import sys
+from importlib.util import find_spec
+
+import pytest
+import sentencepiece
+from helpers import random_model
+
+from annotated.data.base_tokenizer import BEGIN, END, PAD, UNKNOWN
+from annotated.data.corpora import Corpus
+from annotated.data.normalization import Normalizer
+from annotated.data.sentencepiece import SentencePieceTokenizer
+from annotated.data.tokenizers import WordTokenizer, fit_tokenizer, load_tokenizer
+from annotated.model.transformer import TransformerConfig
+from annotated.training.checkpoints import load_checkpoint, save_checkpoint
+from annotated.training.loop import TrainingConfig, train_on
+from annotated.translation.scores import bleu_report
+from annotated.translation.search import translate
+
+LETTERS = ["abcdefghijklmnopqrstuvwxyzäöüßéñçÅ", "абвгдежзийклмнопрстуфхцчшщъыьэюяё",
+           "αβγδεζηθικλμνξοπρστυφχψωάέήίόύώς", "あいうえおかきくけこさしすせそカキクケコ日本語犬猫眠走東京",
+           "ابتثجحخدذرزسشصضطظعغفقكلمنهويءةى"]
+ODD = ["", " ", "  two  spaces ", "<s></s><pad><unk>", "½ ﬁre ① Ｆｕｌｌ", "e\u0301 é", "tab\tline",
+       "▁ bar", "👩‍👩‍👧 ok", "\u200fעברית\u200e", "3,5 % … “so”", "한국어 ไทย हिन्दी"]
+
+
+def sentences(count):
+    """So many sentences of made-up words, in each of five scripts, and odd ones."""
+    draw = random.Random(0)
+    for letters in LETTERS:
+        words = ["".join(draw.choices(letters, k=draw.randint(1, 8))) for _ in range(300)]
+        space = "" if "犬" in letters else " "
+        for _ in range(count):
+            yield space.join(draw.choices(words, k=draw.randint(1, 12))) + draw.choice(".?!")
+    yield from ODD
+
+
+TRAINING = [text for text in sentences(60) if text.strip()]
+PAIRS = list(zip(TRAINING, TRAINING[::-1], strict=True))
+
+
+@pytest.fixture(scope="module")
+def own():
+    return SentencePieceTokenizer.fit(PAIRS, vocab_size=900)
+
+
+@pytest.fixture(scope="module")
+def foreign():
+    """A model as the package makes it: unknown 0, begin 1, end 2, no padding, no bytes."""
+    written = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TRAINING), model_writer=written, vocab_size=500, minloglevel=2)
+    return written.getvalue()
+
+
+def test_5000_sentences_in_five_scripts_have_the_package_s_ids_and_texts(own, foreign):
+    texts = list(sentences(1000))
+    assert len(texts) > 5000
+    for tokenizer, shift in ((own, 0), (SentencePieceTokenizer(foreign), 1)):
+        package = sentencepiece.SentencePieceProcessor(model_proto=tokenizer.proto)
+        expected = package.encode(texts)
+        assert tokenizer.encode_batch(texts) == [
+            [UNKNOWN if index == package.unk_id() else index + shift for index in ids]
+            for ids in expected]
+        for text, ids, theirs in zip(texts, tokenizer.encode_batch(texts), expected, strict=True):
+            assert tokenizer.decode([BEGIN, *ids, END, PAD]) == package.decode(theirs), text
+            assert not {PAD, BEGIN, END} & set(ids)
+        assert len(tokenizer) == len(package) + shift
+        pieces = tokenizer.pieces(tokenizer.encode(TRAINING[0]))
+        assert pieces == package.encode(TRAINING[0], out_type=str)
+    assert not any(UNKNOWN in ids
+                   for ids in own.encode_batch(texts)), "what is rare falls into bytes"
+
+
+def test_a_stream_gives_the_model_of_the_package_to_the_byte(own):
+    written = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([text for pair in PAIRS for text in pair]), model_writer=written,
+        vocab_size=900, byte_fallback=True, hard_vocab_limit=False, minloglevel=2,
+        pad_id=0, bos_id=1, eos_id=2, unk_id=3)
+    package, ours = (sentencepiece.SentencePieceProcessor(model_proto=proto)
+                     for proto in (written.getvalue(), own.proto))
+    assert [package.id_to_piece(n) for n in range(len(package))] == own.table[:4] + [
+        ours.id_to_piece(n) for n in range(4, len(ours))]
+
+
+def test_it_is_saved_and_loaded_with_a_model(own, foreign, tmp_path):
+    for number, tokenizer in enumerate((own, SentencePieceTokenizer(foreign))):
+        folder = tmp_path / str(number)
+        save_checkpoint(folder, random_model(len(tokenizer)).eval(), tokenizer,
+                        source_language="en",
+                        target_language="ja")
+        saved = load_checkpoint(folder)
+        assert saved.tokenizer.proto == tokenizer.proto and len(saved.tokenizer) == len(tokenizer)
+        assert saved.tokenizer.encode_batch(ODD) == tokenizer.encode_batch(ODD)
+    (tmp_path / "spm.model").write_bytes(foreign)
+    corpus = Corpus("mine", "en", "de", PAIRS, PAIRS[:2], [])
+    assert fit_tokenizer(str(tmp_path / "spm.model"), corpus, 9).proto == foreign
+    assert fit_tokenizer("sentencepiece", corpus, 800).decode([4 + 97]) != ""
+
+
+def test_only_its_own_rules_normalise(own):
+    assert own.decode(own.encode("½  of\tthe ﬁre")) == "1⁄2 of the fire"
+    lower = SentencePieceTokenizer.fit(PAIRS, 900, normalizer=Normalizer(lowercase=True))
+    assert lower.encode("ABC Ω") == lower.encode("abc ω") and lower.normalizer.lowercase
+    for form in ({"moses": True}, {"punctuation": True}):
+        with pytest.raises(ValueError,
+                           match="normalises by its own rules: leave punctuation and moses out"):
+            SentencePieceTokenizer.fit(PAIRS, 900, normalizer=Normalizer(**form))
+
+
+@pytest.mark.parametrize("pairs, size, error, message", [
+    (PAIRS, 20, ValueError, "learns no unigram model of 20 pieces from these pairs"),
+    ([], 900, ValueError, "pairs is empty"),
+    ([("a", None)], 900, TypeError, "expected .source, target. strings"),
+])
+def test_what_cannot_be_learnt_is_named(pairs, size, error, message):
+    with pytest.raises(error, match=message):
+        SentencePieceTokenizer.fit(pairs, size)
+
+
+def test_a_file_that_is_no_model_and_a_missing_package_are_named(own, tmp_path, monkeypatch):
+    (tmp_path / "spm.model").write_bytes(b"no model")
+    with pytest.raises(ValueError, match="this is no SentencePiece model"):
+        SentencePieceTokenizer.from_file(tmp_path / "spm.model")
+    own.save(tmp_path / "tokenizer.json")
+    text = (tmp_path / "tokenizer.json").read_text(encoding="utf-8")
+    (tmp_path / "cut.json").write_text(text.replace('"proto": "', '"proto": "!'), encoding="utf-8")
+    with pytest.raises(ValueError, match="is not a tokenizer that save wrote"):
+        load_tokenizer(tmp_path / "cut.json")
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    with pytest.raises(ImportError, match="optional package sentencepiece"):
+        load_tokenizer(tmp_path / "tokenizer.json")
+
+
+# --- languages without spaces, and from right to left
+
+THINGS = {"dog": ("犬", "الكلب"), "child": ("子供", "الطفل"), "man": ("男", "الرجل")}
+DEEDS = {"sleeps": ("眠る", "ينام"), "runs": ("走る", "يركض"), "sings": ("歌う", "يغني")}
+WAYS = {"here": ("ここで", "هنا"), "today": ("今日", "اليوم")}
+
+
+def small_corpus(language):
+    """18 sentences in English and in Japanese (verb last, no spaces) or Arabic (verb first)."""
+    column, pairs = ("ja", "ar").index(language), []
+    for thing, things in THINGS.items():
+        for deed, deeds in DEEDS.items():
+            for way, ways in WAYS.items():
+                noun, verb, adverb = (words[column] for words in (things, deeds, ways))
+                target = (f"{noun}は{adverb}{verb}。" if language == "ja" else
+                          f"{verb} {noun} {adverb}.")
+                pairs.append((f"The {thing} {deed} {way}.", target))
+    return Corpus("small", "en", language, pairs, pairs[::6], pairs[::6])
+
+
+@pytest.mark.parametrize("language, kind, size", [("ja", "sentencepiece", 350), ("ja", "bpe", 290),
+                                                  ("ar", "sentencepiece", 350),
+                                                  ("ar", "words", 60)])
+def test_languages_without_spaces_and_from_right_to_left_are_learnt_and_scored(language, kind,
+                                                                               size, tmp_path):
+    corpus = small_corpus(language)
+    tokenizer = fit_tokenizer(kind, corpus, size)
+    config = TransformerConfig(len(tokenizer), N=1, d_model=32, d_ff=64, h=4, dropout=0.0)
+    model, _ = train_on(corpus, tokenizer, config,
+                        TrainingConfig(steps=150, max_tokens=400, warmup=50, validate_every=150),
+                        False)
+    save_checkpoint(tmp_path / "m", model, tokenizer, source_language="en",
+                    target_language=language)
+    saved = load_checkpoint(tmp_path / "m")
+    sources, references = zip(*corpus.train, strict=True)
+    outputs = translate(list(sources), saved.model, saved.tokenizer)
+    if language == "ja" and not find_spec("MeCab"):
+        with pytest.raises(ImportError, match=r"pip install 'sacrebleu\[ja\]'"):
+            bleu_report(outputs, list(references), language, bootstrap=0)
+        assert sum(map(str.__eq__, outputs, references)) > 16
+    else:
+        report = bleu_report(outputs, list(references), language, bootstrap=0)
+        assert report["sacrebleu"].score > 90 and report["chrf"].score > 90
+
+
+def test_words_need_spaces():
+    with pytest.raises(ValueError, match="'ja' puts no spaces between words: take pieces"):
+        WordTokenizer.fit(small_corpus("ja").train, "en", "ja")
