@@ -2,24 +2,19 @@
 
 import io
 import json
-import os
 import re
 import subprocess
 import sys
-import threading
 from importlib.util import find_spec
 
 import pytest
 import sacrebleu
-import torch
 from helpers import ROOT, TEXTS, one_thread, random_model, run_python
 from test_cli import SMALL, refused, write_corpus
 
-from annotated import cli
 from annotated.cli import main
 from annotated.data.prepared import prepare_corpus
 from annotated.data.tokenizers import (
-    END,
     UNKNOWN,
     SubwordTokenizer,
     WordTokenizer,
@@ -28,9 +23,7 @@ from annotated.data.tokenizers import (
 )
 from annotated.results import read_json
 from annotated.training.checkpoints import load_checkpoint, run_checkpoints, save_checkpoint
-from annotated.translation import search
 from annotated.translation.scores import bleu_report, bleu_tokenizer
-from annotated.translation.search import beam_search, translate
 
 pytestmark = pytest.mark.usefixtures(one_thread.__name__)
 WORDS = WordTokenizer.fit(TEXTS)
@@ -104,7 +97,7 @@ def test_the_size_of_a_vocabulary_is_honoured_or_refused(own, tmp_path, capsys):
         assert f"vocab_size is {size}, expected {least} or more: {kind} needs every byte" in said
     prepare_corpus(write_corpus(tmp_path / "more", TEXTS * 3), tmp_path / "p", 280)
     new = [tmp_path / "p", "--out", tmp_path / "model", *SMALL[2:]]
-    assert "was prepared with a vocabulary of 280; leave it out" in refused(
+    assert "from en to de with a vocabulary of 280: leave --vocab-size" in refused(
         "train", [*new, "--vocab-size", "300"], capsys)
     run("train", *new, "--vocab-size", "280")
 
@@ -221,7 +214,7 @@ def test_a_package_that_a_language_needs_is_named_before_decoding(
     pieces = SubwordTokenizer.fit(TEXTS, 270)
     save_checkpoint(tmp_path / "m", random_model(len(pieces)).eval(), pieces, source_language="en",
                     target_language=language)
-    monkeypatch.setattr("annotated.translation.search.translate", None)
+    monkeypatch.setattr("annotated.translator.decode_parts", None)
     assert "pip install 'sacrebleu[" in refused(
         "score", [tmp_path / "m", own, "test", tmp_path / "results"], capsys)
 
@@ -252,7 +245,7 @@ def test_what_is_wrong_with_references_is_said_before_decoding(own, model, tmp_p
     def never(*_, **__):
         raise AssertionError("decoded")
 
-    monkeypatch.setattr("annotated.translation.search.translate", never)
+    monkeypatch.setattr("annotated.translator.decode_parts", never)
     plain = write_corpus(tmp_path / "plain")
     score = [model, own, "test", tmp_path / "results", "--references", plain]
     for number, text in ((0, b"ein\rHund"), (2, b"\rein Hund"), (3, b"ein Hund\r\r")):
@@ -292,20 +285,6 @@ def test_a_model_of_lower_case_has_no_cased_figures(own, tmp_path):
 
 # --- translating
 
-@pytest.mark.parametrize("number, count", [(1, 1), (1, 3), (3, 4), (4, 4), (2, 3)])
-def test_a_line_beyond_the_learned_positions_is_named_before_decoding(
-        number, count, model, tmp_path, monkeypatch, capsys):
-    lines = ["the dog " * 29 + "."] * count  # 59 words and the end: as long as can be
-    lines[number - 1] = "the dog " * (29 + number) + "."
-    (tmp_path / "in.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    saved = load_checkpoint(model)
-    monkeypatch.setattr(search, "beam_search", None)
-    message = f"sentence {number} has {60 + 2 * number} tokens, and the learned positions end at 60"
-    assert message in refused("translate", ["--model", model, "--input", tmp_path / "in.txt"], capsys)
-    with pytest.raises(ValueError, match=message):
-        translate(lines, saved.model, WORDS)
-
-
 @pytest.mark.parametrize("command", ["train", "translate", "score", "parse", "prepare"])
 def test_help_is_whole_where_a_terminal_knows_ascii_alone(command):
     helps = [subprocess.run([sys.executable, "-m", "annotated", command, "--help"], cwd=ROOT,
@@ -340,72 +319,3 @@ def test_a_mask_that_is_not_boolean_is_named_plain_and_fused():
     told = run_python(MASKS).splitlines()
     assert told == [f"mask is torch.{kind}: give bools, True where a query may attend"
                     for kind in ("int64", "float32", "uint8", "float16") for _ in range(2)]
-
-
-# --- translating as a tool
-
-def test_n_best_is_the_beam_s_with_its_scores(model, tmp_path, capsysbinary):
-    lines = ["the dog sees a cat .", "", "a cat ."]
-    (tmp_path / "in.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    run("translate", "--model", model, "--input", tmp_path / "in.txt", "--beam", "4", "--alpha",
-        "0.8", "--n-best", "3")
-    rows = [json.loads(line) for line in capsysbinary.readouterr().out.decode().splitlines()]
-    assert [row["source"] for row in rows] == lines and rows[1]["hypotheses"] == []
-    saved = load_checkpoint(model)
-    for row in (rows[0], rows[2]):
-        ids = torch.tensor([[*WORDS.encode(row["source"], "en"), END]])
-        (found,) = beam_search(saved.model, ids, 4, 0.8, n_best=3)
-        assert [one["tokens"] for one in row["hypotheses"]] == [WORDS.pieces(i) for i, _ in found]
-        assert [one["text"] for one in row["hypotheses"]] == [WORDS.decode(i) for i, _ in found]
-        # 64 roundings to 24 bits of numbers up to 100
-        assert [one["score"] for one in row["hypotheses"]] == pytest.approx(
-            [score for _, score in found], abs=4e-4)
-    again = search.load(model).translate_n_best(lines, 3, beam=4, alpha=0.8)
-    assert [[one["text"] for one in hypotheses] for hypotheses in again] == [
-        [one["text"] for one in row["hypotheses"]] for row in rows]
-
-
-def test_n_best_refuses_what_it_cannot_give(model, tmp_path, capsys):
-    (tmp_path / "in.txt").write_text("a cat .\n", encoding="utf-8")
-    given = ["--model", model, "--input", tmp_path / "in.txt", "--n-best", "3"]
-    assert "n_best=3 is invalid: give at least 1 and at most beam=2" in refused(
-        "translate", [*given, "--beam", "2"], capsys)
-    assert "--n-best needs --engine torch" in refused(
-        "translate", [*given, "--beam", "4", "--engine", "ctranslate2"], capsys)
-    assert "--n-best 0: give a number above 0" in refused(
-        "translate", [*given[:-1], "0"], capsys)
-
-
-def test_lines_are_written_block_by_block_in_their_order(model, tmp_path, monkeypatch, capsysbinary):
-    lines = [f"{'a cat sees the dog . ' * (n % 3)}" for n in range(25)]
-    (tmp_path / "in.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    run("translate", "--model", model, "--input", tmp_path / "in.txt")
-    whole, blocks = capsysbinary.readouterr().out, []
-    monkeypatch.setattr(cli, "_BLOCK", 4)
-    translate_all = search.translate
-    monkeypatch.setattr(search, "translate",
-                        lambda some, *a, **k: blocks.append(len(some)) or translate_all(some, *a, **k))
-    run("translate", "--model", model, "--input", tmp_path / "in.txt")
-    assert capsysbinary.readouterr().out == whole and whole.count(b"\n") == 25
-    assert blocks == [4] * 6 + [1]
-    run("translate", "--model", model, "--input", tmp_path / "in.txt", "--output", tmp_path / "out")
-    assert (tmp_path / "out").read_bytes() == whole
-
-
-def test_a_pipe_is_read_once(model, tmp_path, capsysbinary):
-    os.mkfifo(tmp_path / "pipe")
-    text = b"a cat .\nthe dog sleeps .\n"
-    thread = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(text,))
-    thread.start()
-    run("translate", "--model", model, "--input", tmp_path / "pipe")
-    thread.join()
-    assert capsysbinary.readouterr().out.count(b"\n") == 2
-
-
-def test_bad_bytes_in_a_file_are_named_before_anything_is_decoded(model, tmp_path, monkeypatch,
-                                                                  capsys):
-    (tmp_path / "in.txt").write_bytes(b"a cat .\n" * 9 + b"\xff\n")
-    monkeypatch.setattr(cli, "_BLOCK", 2)
-    monkeypatch.setattr(search, "translate", None)
-    assert "in.txt, line 10: not UTF-8" in refused(
-        "translate", ["--model", model, "--input", tmp_path / "in.txt"], capsys)
