@@ -167,7 +167,7 @@ def load(folder=None, device="cpu", build=None):
     device = distributed.check_device(distributed.choose_device(device))
     saved = book_model() if folder is None else load_checkpoint(folder, device, build)
     if saved.tokenizer is None:
-        raise ValueError(f"{folder} holds no tokenizer to translate with: give a folder that "
+        raise ValueError(f"{folder} has no tokenizer to translate with: give a folder that "
                          "`annotated train` has saved")
     saved.model.to(device)
     return Translator(**vars(saved))

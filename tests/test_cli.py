@@ -390,7 +390,7 @@ def test_export_passes_only_if_everything_agrees(checkpoint, capsys, monkeypatch
 
 
 @pytest.mark.parametrize("line, message", [
-    ("nowhere", "there is no folder"), ("bare", "holds no tokenizer"),
+    ("nowhere", "there is no folder"), ("bare", "has no tokenizer"),
     ("checkpoint --scores lines.txt", "is no report of scores"),
     ("--back checkpoint", "config.json: model_type=None cannot be imported"),
     ("checkpoint --check empty.txt", "holds no sentences"),

@@ -134,7 +134,7 @@ def test_attention_alone_gives_the_translation_that_there_would_be_without(folde
     ("--alpha -1", "alpha=-1.0 is invalid"), ("--device abacus", "device 'abacus' cannot be used"),
     ("--precision int8", "for int8 give another engine"),
     ("--input missing.txt", "missing.txt"), ("--input bad.txt", "bad.txt, line 3: not UTF-8"),
-    ("--model none", "none"), ("--model bare", "bare holds no tokenizer"),
+    ("--model none", "none"), ("--model bare", "bare has no tokenizer"),
 ])
 def test_what_cannot_be_given_is_refused_with_one_line(
         options, message, folder, model, tmp_path, monkeypatch, capsys):
