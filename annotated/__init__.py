@@ -44,14 +44,13 @@ if TYPE_CHECKING:
     from annotated.training.schedule import NoamSchedule as NoamSchedule, noam_rate as noam_rate
     from annotated.translation.scores import bleu_report as bleu_report
     from annotated.translation.search import (
-        Translator as Translator,
         beam_search as beam_search,
         greedy_decode as greedy_decode,
-        load as load,
         sample as sample,
         translate as translate,
     )
     from annotated.fast.prepare import prepare as prepare
+    from annotated.translator import Translator as Translator, load as load
     from annotated.views import look as look
     from annotated.charts.attention import (
         attention_heatmap as attention_heatmap,
@@ -74,10 +73,10 @@ _HOMES = {
     "TrainingConfig": "training.loop", "train": "training.loop", "train_on": "training.loop",
     "NoamSchedule": "training.schedule", "noam_rate": "training.schedule",
     "bleu_report": "translation.scores",
-    "Translator": "translation.search", "load": "translation.search",
     "translate": "translation.search", "greedy_decode": "translation.search",
     "beam_search": "translation.search", "sample": "translation.search",
     "prepare": "fast.prepare",
+    "Translator": "translator", "load": "translator",
     "look": "views",
     "attention_heatmap": "charts.attention", "attention_lines": "charts.attention",
 }

@@ -11,7 +11,6 @@ import os
 import signal
 import sys
 import tempfile
-import time
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from importlib import import_module
@@ -20,38 +19,25 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from annotated.options import (
-    Clean,
-    Export,
-    Looking,
-    Prepare,
-    Scoring,
-    Translate,
-    command_line,
-    read_options,
-    train_options,
-)
+from annotated.options import Clean, Export, Looking, Prepare, Translate, command_line, read_options
 from annotated.reproduce import parse, vary
+from annotated.reproduce import score as _score
 
 # %% ../notebooks/96_cli.ipynb #ac03dc4d
-_LANGUAGES = ("source_language", "target_language")
-_BLOCK = 10_000  # lines that are translated at once, and then written
-
-
 def _check_train(options):
     """Raise an error for options and folders that cannot be used; keep what --average needs."""
     from annotated.training import checkpoints
 
-    folder = options.checkpoints
+    folder, training = options.checkpoints, options.training
     if folder is None and (options.resume or options.average is not None):
         raise ValueError("--resume and --average need checkpoints: give --checkpoints FOLDER")
     if options.average is not None:
-        steps, every = options.training.steps, options.training.save_every
-        if options.average > steps // every and not options.training.patience:
-            raise ValueError(f"--average {options.average}: {steps} steps with --save-every "
-                             f"{every} make {steps // every} checkpoints; save more often")
-        keep = max(options.training.keep_last, options.average)
-        options.training = replace(options.training, keep_last=keep)
+        count = training.steps // training.save_every
+        if options.average > count and not training.patience:
+            raise ValueError(f"--average {options.average}: {training.steps} steps with "
+                             f"--save-every {training.save_every} make {count} checkpoints; "
+                             "save more often")
+        options.training = replace(training, keep_last=max(training.keep_last, options.average))
     if folder and not options.resume and checkpoints.run_checkpoints(folder):
         raise FileExistsError(f"{folder} holds checkpoints already: give --resume, or a new folder")
     if options.out.exists() or options.out.is_symlink():
@@ -66,16 +52,14 @@ def _corpus_with_tokenizer(options, start=None):
     name, tokenizer = options.corpus, options.tokenizer
     if (Path(name) / "prepared.json").is_file():
         corpus = prepared.load_prepared(name)
-        languages = corpus.source_language, corpus.target_language
-        wanted = options.source or languages[0], options.target or languages[1]
-        if tokenizer is not None or options.normalize or wanted != languages:
+        own = corpus.source_language, corpus.target_language, len(corpus.tokenizer)
+        size = options.sizes.vocab_size
+        size = own[2] if size == PRESETS[options.preset][0].vocab_size else size
+        asked = options.source or own[0], options.target or own[1], size
+        if tokenizer is not None or options.normalize or asked != own:
             raise ValueError(
-                f"{name} was prepared from {' to '.join(languages)} with a tokenizer of its own: "
-                "leave --tokenizer, --normalize, --source and --target out")
-        given = options.sizes.vocab_size
-        if given not in (PRESETS[options.preset][0].vocab_size, len(corpus.tokenizer)):
-            raise ValueError(f"--vocab-size {given}: {name} was prepared with a vocabulary of "
-                             f"{len(corpus.tokenizer)}; leave it out, or prepare the corpus anew")
+                f"{name} was prepared from {own[0]} to {own[1]} with a vocabulary of {own[2]}: "
+                "leave --vocab-size, --tokenizer, --normalize, --source and --target out")
         if start is not None and (
                 len(corpus.tokenizer) > start.model.config.vocab_size or start.tokenizer is not None
                 and start.tokenizer.as_dict() != corpus.tokenizer.as_dict()):
@@ -145,8 +129,8 @@ def _save_trained(options, model, tokenizer, corpus, **info):
     if options.average:
         last = checkpoints.run_checkpoints(options.checkpoints, scheduled=True)[-options.average :]
         model.load_state_dict(checkpoints.average_checkpoints(last))
-    info |= {name: getattr(corpus, name) for name in _LANGUAGES}
-    info |= {"corpus": corpus.name, "averaged": [path.name for path in last]}
+    info |= {"corpus": corpus.name, "averaged": [path.name for path in last],
+             "source_language": corpus.source_language, "target_language": corpus.target_language}
     second = Path(tempfile.gettempdir(), f"annotated-{options.out.name}-{os.getpid()}")
     try:
         checkpoints.save_checkpoint(options.out, model, tokenizer, **info)
@@ -162,6 +146,7 @@ def _train(arguments, build=None, loss=None):
     from annotated import results
     from annotated.fast import chunked_loss
     from annotated.fast import prepare as fast
+    from annotated.options import train_options
     from annotated.training import builders, distributed, loop
 
     options = train_options(arguments)
@@ -192,119 +177,50 @@ def _train(arguments, build=None, loss=None):
         print(f"{log[-1]['step']} steps in {seconds()['wall']:.0f} s; validation perplexity "
               f"{log[-1]['valid_perplexity']:.2f}; saved in {options.out}")
 
-# %% ../notebooks/96_cli.ipynb #79733bf6
-def _loaded(folder, device="cpu"):
-    """The checkpoint in a folder, or the book's own for None; ValueError if it cannot translate."""
-    from annotated.training import checkpoints
-
-    load = checkpoints.load_checkpoint
-    saved = checkpoints.book_model() if folder is None else load(folder, device)
-    if saved.tokenizer is None or "source_language" not in saved.info:
-        raise ValueError(f"{folder} holds no tokenizer, or does not name its source_language: "
-                         "give a folder that `annotated train` has saved")
-    return saved
-
-
-def _make_translate(saved, options, sentences):
-    """(engine, function of lines that translates them) by the options; sentences: to try it on."""
-    from annotated.fast import engines
-    from annotated.fast import prepare as fast
-    from annotated.translation import search
-
-    fast.prepare(saved.model)
-    parts = saved.model, saved.tokenizer, saved.info["source_language"]
-    search.encode_sources(sentences, *parts)  # can they be read?
-    wanted = [line for line in sentences if line.strip()]
-    engine = engines.make_engine(options.engine, saved, options.precision, wanted)
-    return engine, lambda lines: search.translate(lines, *parts, beam=options.beam,
-                                                  alpha=options.alpha, engine=engine)
-
-
-def _make_n_best(saved, options):
-    """A function of lines that writes the best translations of each as JSON, with their scores."""
-    from annotated.fast import prepare as fast
-    from annotated.translation import search
-
-    fast.prepare(saved.model)
-    parts = saved.model, saved.tokenizer, saved.info["source_language"]
-
-    def write(lines):
-        found = search.translate_n_best(lines, *parts, options.n_best, options.beam, options.alpha)
-        return [json.dumps({"source": line, "hypotheses": hypotheses}, ensure_ascii=False)
-                for line, hypotheses in zip(lines, found, strict=True)]
-
-    return write
-
-# %% ../notebooks/96_cli.ipynb #tr000002
-def _tell_unknown(words):
-    """Say on standard error which words the vocabulary lacks, if there are any."""
-    if words:
-        few = ", ".join(list(words)[:5]) + (" …" if len(words) > 5 else "")
-        print(f"Words that the vocabulary lacks are read as <unk>: {few}", file=sys.stderr)
-
-
-def _check_translate(options):
-    """Raise an error for options that contradict each other, and for text that is not UTF-8.
-
-    Returns how many lines there are; None for what can be read only once.
-    """
-    from annotated import files
-    from annotated.translation import search
-
-    search.check_beam(options.beam, options.alpha, options.n_best or 1)
-    if options.n_best and (options.engine, options.precision) != ("torch", "fp32"):
-        raise ValueError("--n-best needs --engine torch and --precision fp32: leave them out")
-    if options.output != "-":
-        files.check_output(options.output)
-    elif sys.stdout is None:
-        raise ValueError("standard output is closed: name a file with --output")
-    once = options.input == "-" or not Path(options.input).is_file()  # a pipe, <(zcat …) say
-    return None if once else sum(1 for _ in files.input_lines(options.input))
-
 # %% ../notebooks/96_cli.ipynb #tr000004
 def _translate(arguments):
     """Translate a text, line by line."""
-    options = read_options(Translate, "translate", arguments)
+    options = vars(read_options(Translate, "translate", arguments))
     from annotated import files
-    from annotated.fast import prepare as fast
-    from annotated.training import distributed
+    from annotated.fast import prepare
+    from annotated.translator import load
 
-    count = _check_translate(options)
-    fast.keep_memory()
-    device = distributed.check_device(distributed.choose_device(options.device))
-    saved, translate, unknown = _loaded(options.model, device), None, {}
-    saved.model.to(device)
-    typed = options.input == "-" and sys.stdin is not None and sys.stdin.isatty()
-    lines, size = iter(files.input_lines(options.input)), 1 if typed else _BLOCK
-    out = (files.whole_file(options.output) if options.output != "-" else
+    source, output = options.pop("input"), options.pop("output")
+    if output != "-":
+        files.check_output(output)
+    elif sys.stdout is None:
+        raise ValueError("standard output is closed: name a file with --output")
+    once = source == "-" or not Path(source).is_file()  # a pipe, <(zcat …) say
+    count = None if once else sum(1 for _ in files.input_lines(source))
+    prepare.keep_memory()
+    translator = load(options.pop("model"), options.pop("device"))
+    prepare.prepare(translator.model)
+    if source == "-" and sys.stdin is not None and sys.stdin.isatty():
+        options["block"] = 1
+    rows = translator.stream(files.input_lines(source), **options)
+    out = (files.whole_file(output) if output != "-" else
            nullcontext(sys.stdout.buffer))  # bytes, whatever encoding the terminal claims
-    with out as file, tqdm(total=count, unit=" lines", disable=options.output == "-") as bar:
-        while block := list(islice(lines, size)):
-            translate = translate or (_make_n_best(saved, options) if options.n_best else
-                                      _make_translate(saved, options, block)[1])
-            words = saved.tokenizer.unknown_words(block, saved.info["source_language"])
-            unknown |= dict.fromkeys(words)
-            file.write("".join(f"{line}\n" for line in translate(block)).encode("utf-8"))
+    with out as file:
+        for row in tqdm(rows, total=count, unit=" lines", disable=output == "-"):
+            line = row if isinstance(row, str) else json.dumps(row, ensure_ascii=False)
+            file.write(f"{line}\n".encode())
             file.flush()
-            bar.update(len(block))
-    _tell_unknown(unknown)
 
 # %% ../notebooks/96_cli.ipynb #lo0k0002
 def _look(arguments):
     """Write a page with every view of one sentence."""
     options = read_options(Looking, "look", arguments)
     from annotated import files
-    from annotated.training import distributed
+    from annotated.translator import load, report_unknown
     from annotated.views import look
 
     files.check_output(options.out)
-    device = distributed.check_device(distributed.choose_device(options.device))
-    saved = _loaded(options.model, device)
-    saved.model.to(device)
-    _tell_unknown(saved.tokenizer.unknown_words([options.sentence], saved.info["source_language"]))
-    seen = look(options.sentence, saved, options.beam, options.alpha)
-    seen.save(options.out)
-    print(f"{seen.translation}\nEvery view of it: {options.out}")
+    translator = load(options.model, options.device)
+    source, _ = translator.languages
+    report_unknown(translator.tokenizer.unknown_words([options.sentence], source))
+    views = look(options.sentence, translator, options.beam, options.alpha)
+    views.save(options.out)
+    print(f"{views.translation}\nEvery view of it: {options.out}")
 
 # %% ../notebooks/96_cli.ipynb #9cbfc171
 def _prepare(arguments):
@@ -337,79 +253,6 @@ def _clean(arguments):
     else:
         print(json.dumps(result, indent=1))
 
-# %% ../notebooks/96_cli.ipynb #45ca09b1
-def _check_report(path, folder, saved):
-    """The SHA-256 of a model's weights; FileExistsError where another model's scores are."""
-    from annotated.training import checkpoints
-
-    weights = checkpoints.check_folder(folder)[checkpoints.WEIGHTS]
-    if path.is_file():
-        try:
-            before = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError:
-            before = {"weights": None}
-        same = before.get("log") == json.loads(json.dumps(saved.info.get("log")))  # earlier reports
-        if before["weights"] != weights if "weights" in before else not same:
-            raise FileExistsError(f"{path} holds the scores of another model: move it away, or "
-                                  "name another folder for the results")
-    return weights
-
-# %% ../notebooks/96_cli.ipynb #sc000002
-def _score(arguments):
-    """Translate a split of a corpus and score it."""
-    options = read_options(Scoring, "score", arguments)
-    from annotated import files, results
-    from annotated.data import corpora
-    from annotated.fast import prepare as fast
-    from annotated.training import loop as training
-    from annotated.translation import scores as translation_scores
-
-    path = options.results / f"{options.split}.json"
-    files.check_output(path)
-    fast.keep_memory()
-    saved = _loaded(options.model)
-    weights = _check_report(path, options.model, saved)
-    source, target = languages = [saved.info[name] for name in _LANGUAGES]
-    translation_scores.bleu_tokenizer(target)
-    corpus = corpora.load_corpus(options.corpus, None, *languages)
-    plain = corpora.load_corpus(options.references or options.corpus, None, *languages)
-    pairs, references = (getattr(some, options.split) for some in (corpus, plain))
-    if not pairs:
-        raise ValueError(f"{options.corpus} has no split {options.split}: it has "
-                         f"{', '.join(corpus.splits())}")
-    references = [text for _, text in references]
-    translation_scores.check_lines([""] * len(pairs), references)
-    encoded = training.encode_pairs(pairs, saved.tokenizer, source, target)
-    loss = training.validation_loss(saved.model, encoded)
-
-    start, sources = time.time(), [text for text, _ in pairs]
-    engine, translate = _make_translate(saved, options, sources)
-    outputs = translate(sources)
-    _tell_unknown(saved.tokenizer.unknown_words(sources, source))
-    seconds = round(time.time() - start, 1)
-    if options.moses:
-        from sacremoses import MosesDetokenizer
-
-        join = MosesDetokenizer(lang=target).detokenize
-        outputs = [join(line.split(" ")) for line in outputs]
-    report = translation_scores.bleu_report(outputs, references, target, loss, path=path,
-                                            cased=not saved.tokenizer.normalizer.lowercase)
-    searched = f"beam {options.beam}, alpha {options.alpha}" if options.beam > 1 else "greedy"
-    what = f"{options.data or f'{options.corpus} {options.split}'}, {source} to {target}"
-    command = options.command or command_line("score", arguments)
-    facts = {"data": f"{what}, {len(pairs)} sentences", "decoding": searched, "command": command,
-             "engine": engine.name, "precision": engine.precision,
-             **json.loads(path.read_text(encoding="utf-8")),
-             "weights": weights,
-             "parameters": sum(weight.numel() for weight in saved.model.parameters()),
-             "model": asdict(saved.model.config), "training": saved.info.get("training"),
-             "averaged_checkpoints": saved.info.get("averaged", []),
-             "attention_gain": saved.info.get("attention_gain", 1.0), "decoding_seconds": seconds,
-             "training_seconds": saved.info.get("seconds"), "log": saved.info.get("log"),
-             "machine": results.describe_machine(), **results.provenance()}
-    files.write_json(path, facts)
-    print(report)
-
 # %% ../notebooks/96_cli.ipynb #afb75bdc
 def _export(arguments):
     """Make folders for Hugging Face and CTranslate2."""
@@ -417,6 +260,7 @@ def _export(arguments):
     from annotated import files, results
     from annotated.interop import ctranslate2, hugging_face
     from annotated.training import checkpoints
+    from annotated.translator import load
 
     if options.back:
         returned = hugging_face.import_from_hugging_face(options.back)
@@ -424,17 +268,17 @@ def _export(arguments):
                                     **returned.info)
         return 0
     lines = files.input_lines(options.check) if options.check else []
-    sentences = list(filter(str.strip, lines))[: options.limit]
+    sentences = list(islice(filter(str.strip, lines), options.limit))
     if (options.check or options.report) and not sentences:
         raise ValueError(f"--check {options.check} holds no sentences: give a file of them")
     if options.report:
         files.check_output(options.report)
-    saved = _loaded(options.model)
+    saved = load(options.model)
+    source, target = saved.languages
     corpus = options.data or saved.info.get("corpus")
-    languages = {name: saved.info.get(name, "de") for name in _LANGUAGES}
     scores = hugging_face.score_in_words(options.scores) if options.scores else {}
-    hugging_face.export_to_hugging_face(saved.model, saved.tokenizer, options.out, **languages,
-                                      data=corpus, **scores)
+    hugging_face.export_to_hugging_face(saved.model, saved.tokenizer, options.out, data=corpus,
+                                        source_language=source, target_language=target, **scores)
     if options.ctranslate2:
         ctranslate2.export_to_ctranslate2(options.out, options.ctranslate2, options.quantization)
     if not sentences:

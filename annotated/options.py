@@ -114,6 +114,9 @@ class Translate:
     alpha: float = 0.6  # length penalty of the beam
     # write the N best translations of each line as JSON, with scores and tokens (N ≤ beam)
     n_best: int | None = None
+    # write JSON with the weights of the last decoder layer's cross-attention, mean of its heads:
+    # a row for each token that is written
+    attention: bool = False
     # PyTorch, CTranslate2 for production, or auto: the quickest for this model on this machine
     engine: Literal["torch", "ctranslate2", "auto"] = "torch"
     precision: Literal["fp32", "bf16", "int8"] = "fp32"  # of matrix products; no int8 with torch
@@ -129,7 +132,6 @@ class Prepare:
     folder: Positional[Path]  # new folder for tokenizer and encoded pairs
     vocab_size: int  # pieces of the vocabulary: 37000 and 32000 in the paper
     model: Literal["bpe", "wordpiece"] = "bpe"  # how pieces are learnt
-    root: Path | None = None  # folder of the corpora
     source_language: str | None = None  # English, or the corpus's first
     target_language: str | None = None  # German, or the corpus's second
     share: float = 1.0  # of the pairs from which the vocabulary is learnt

@@ -13,20 +13,19 @@ import torch
 from annotated import charts
 from annotated.charts.explorer import attention_explorer, decode_stepper
 from annotated.charts.export import chart_page
-from annotated.data.normalization import is_blank
 from annotated.data.tokenizers import BEGIN, END
 from annotated.files import write_text
 from annotated.model.multi_head import record_attention
 from annotated.training.checkpoints import book_model
 from annotated.training.loop import evaluating
-from annotated.translation.search import check_beam, encode_sources, search
+from annotated.translation.search import check_beam, encode_texts, search
 
 # %% ../notebooks/72_views.ipynb #vw000008
-def _close(found):
+def _close(views):
     """Let matplotlib forget the figures among some charts."""
     import matplotlib.pyplot as plt
 
-    for chart in found.values():
+    for chart in views.values():
         if not hasattr(chart, "to_dict"):
             plt.close(chart)
 
@@ -49,31 +48,27 @@ class Look:
         queries = {name: rows[name.split()[0]] for name in self.weights}
         keys = {name: fed if name.startswith("decoder") else self.source for name in self.weights}
         last_first = dict(reversed(self.weights.items()))
-        found = {"One head at a time": attention_explorer(last_first, keys, queries)}
+        views = {"One head at a time": attention_explorer(last_first, keys, queries)}
         for kind in rows:
             some = {name: w for name, w in self.weights.items() if name.split()[0] == kind}
-            found[f"All heads: {kind}"] = charts.attention_overview(some, title=kind)
+            views[f"All heads: {kind}"] = charts.attention_overview(some, title=kind)
         cross = {name: w for name, w in last_first.items() if name.startswith("cross")}
-        found["Step by step"] = decode_stepper(self.written, self.likeliest, self.source, cross)
-        return found
+        views["Step by step"] = decode_stepper(self.written, self.likeliest, self.source, cross)
+        return views
 
     def save(self, path):
         """Write one HTML page with all charts, which stands alone and needs no network."""
-        found = self.charts()
-        write_text(path, chart_page(found, f"{self.sentence} → {self.translation}"))
-        _close(found)
+        views = self.charts()
+        write_text(path, chart_page(views, f"{self.sentence} → {self.translation}"))
+        _close(views)
 
     def _ipython_display_(self):
         from IPython.display import Markdown, display
 
-        found = self.charts()
-        for heading, chart in found.items():
+        views = self.charts()
+        for heading, chart in views.items():
             display(Markdown(f"**{heading}**"), chart)
-        _close(found)
-
-# %% ../notebooks/72_views.ipynb #vw000010
-_BLOCKS = {"encoder self_attention": "encoder", "decoder self_attention": "decoder",
-           "decoder cross_attention": "cross"}
+        _close(views)
 
 # %% ../notebooks/72_views.ipynb #vw000011
 def look(sentence, saved=None, beam=4, alpha=0.6):
@@ -83,13 +78,12 @@ def look(sentence, saved=None, beam=4, alpha=0.6):
     search. ValueError for a blank sentence, one beyond the learned positions, and for what
     `check_beam` refuses.
     """
-    if is_blank(sentence):
-        raise ValueError("the sentence is blank: give one with a word to look at")
     check_beam(beam, alpha)
     saved = saved or book_model()
     model, tokenizer, device = saved.model, saved.tokenizer, next(saved.model.parameters()).device
-    (source,) = encode_sources([sentence], model, tokenizer,
-                               saved.info.get("source_language", "en"))
+    (source,) = encode_texts([sentence], tokenizer, saved.info.get("source_language", "en"))
+    if not source:
+        raise ValueError("the sentence is blank: give one with a word to look at")
     (ids,) = search(model, [source], beam, alpha)
     with evaluating(model), record_attention(model) as recorded:
         logits = model(torch.tensor([source], device=device),
@@ -97,7 +91,8 @@ def look(sentence, saved=None, beam=4, alpha=0.6):
     weights = {}
     for path, block in recorded.items():  # such as "decoder.layers.1.cross_attention"
         stack, _, number, part = path.split(".")
-        weights[f"{_BLOCKS[f'{stack} {part}']} {int(number) + 1}"] = block[0].float().cpu()
+        kind = "cross" if part == "cross_attention" else stack
+        weights[f"{kind} {int(number) + 1}"] = block[0].float().cpu()
     top = logits.float().softmax(dim=-1).topk(min(5, logits.size(-1)))
     likeliest = [list(zip(tokenizer.pieces(some), p, strict=True))
                  for some, p in zip(top.indices.tolist(), top.values.tolist(), strict=True)]

@@ -2,24 +2,19 @@
 
 import io
 import json
-import os
 import re
 import subprocess
 import sys
-import threading
 from importlib.util import find_spec
 
 import pytest
 import sacrebleu
-import torch
 from helpers import ROOT, TEXTS, one_thread, random_model, run_python
 from test_cli import SMALL, refused, write_corpus
 
-from annotated import cli
 from annotated.cli import main
 from annotated.data.prepared import prepare_corpus
 from annotated.data.tokenizers import (
-    END,
     UNKNOWN,
     SubwordTokenizer,
     WordTokenizer,
@@ -28,9 +23,7 @@ from annotated.data.tokenizers import (
 )
 from annotated.results import read_json
 from annotated.training.checkpoints import load_checkpoint, run_checkpoints, save_checkpoint
-from annotated.translation import search
 from annotated.translation.scores import bleu_report, bleu_tokenizer
-from annotated.translation.search import beam_search, translate
 
 pytestmark = pytest.mark.usefixtures(one_thread.__name__)
 WORDS = WordTokenizer.fit(TEXTS)
@@ -110,7 +103,7 @@ def test_the_size_of_a_vocabulary_is_honoured_or_refused(own, tmp_path, capsys):
         assert f"vocab_size is {size}, expected {least} or more: {kind} needs every byte" in message
     prepare_corpus(write_corpus(tmp_path / "more", TEXTS * 3), tmp_path / "p", 280)
     new = [tmp_path / "p", "--out", tmp_path / "model", *SMALL[2:]]
-    assert "was prepared with a vocabulary of 280; leave it out" in refused(
+    assert "from en to de with a vocabulary of 280: leave --vocab-size" in refused(
         "train", [*new, "--vocab-size", "300"], capsys)
     run("train", *new, "--vocab-size", "280")
 
@@ -227,7 +220,7 @@ def test_a_package_that_a_language_needs_is_named_before_decoding(
     pieces = SubwordTokenizer.fit(TEXTS, 270)
     save_checkpoint(tmp_path / "m", random_model(len(pieces)).eval(), pieces, source_language="en",
                     target_language=language)
-    monkeypatch.setattr("annotated.translation.search.translate", None)
+    monkeypatch.setattr("annotated.translator.decode_parts", None)
     assert "pip install 'sacrebleu[" in refused(
         "score", [tmp_path / "m", own, "test", tmp_path / "results"], capsys)
 
@@ -253,7 +246,7 @@ def test_what_is_wrong_with_references_is_said_before_decoding(own, model, tmp_p
     def never(*_, **__):
         raise AssertionError("decoded")
 
-    monkeypatch.setattr("annotated.translation.search.translate", never)
+    monkeypatch.setattr("annotated.translator.decode_parts", never)
     plain = write_corpus(tmp_path / "plain")
     score = [model, own, "test", tmp_path / "results", "--references", plain]
     for number, text in ((0, b"ein\rHund"), (2, b"\rein Hund"), (3, b"ein Hund\r\r")):
@@ -293,19 +286,6 @@ def test_a_model_of_lower_case_has_no_cased_figures(own, tmp_path):
 
 # --- translating
 
-@pytest.mark.parametrize("number, count", [(1, 1), (1, 3), (3, 4), (4, 4), (2, 3)])
-def test_a_line_beyond_the_learned_positions_is_named_before_decoding(
-        number, count, model, tmp_path, monkeypatch, capsys):
-    lines = ["the dog " * 29 + "."] * count  # 59 words and the end: as long as can be
-    lines[number - 1] = "the dog " * (29 + number) + "."
-    arguments, saved = written(tmp_path, lines), load_checkpoint(model)
-    monkeypatch.setattr(search, "beam_search", None)
-    message = f"sentence {number} has {60 + 2 * number} tokens, and the learned positions end at 60"
-    assert message in refused("translate", arguments, capsys)
-    with pytest.raises(ValueError, match=message):
-        translate(lines, saved.model, WORDS)
-
-
 @pytest.mark.parametrize("command", ["train", "translate", "score", "parse", "prepare"])
 def test_help_is_whole_where_a_terminal_knows_ascii_alone(command):
     helps = [subprocess.run([sys.executable, "-m", "annotated", command, "--help"], cwd=ROOT,
@@ -337,74 +317,6 @@ for kind in (torch.int64, torch.float32, torch.uint8, torch.float16):
 
 def test_a_mask_that_is_not_boolean_is_named_plain_and_fused():
     """In a process without the checks of types that tests have: PyTorch would add the numbers."""
-    messages = run_python(MASKS).splitlines()
-    assert messages == [f"mask is torch.{kind}: give bools, True where a query may attend"
-                        for kind in ("int64", "float32", "uint8", "float16") for _ in range(2)]
-
-
-# --- translating as a tool
-
-def test_n_best_is_the_beam_s_with_its_scores(model, tmp_path, capsysbinary):
-    lines = ["the dog sees a cat .", "", "a cat ."]
-    run("translate", *written(tmp_path, lines), *"--beam 4 --alpha 0.8 --n-best 3".split())
-    rows = [json.loads(line) for line in capsysbinary.readouterr().out.decode().splitlines()]
-    assert [row["source"] for row in rows] == lines and rows[1]["hypotheses"] == []
-    saved = load_checkpoint(model)
-    for row in (rows[0], rows[2]):
-        ids = torch.tensor([[*WORDS.encode(row["source"], "en"), END]])
-        (expected,) = beam_search(saved.model, ids, 4, 0.8, n_best=3)
-        for hypothesis, (output, score) in zip(row["hypotheses"], expected, strict=True):
-            assert hypothesis["tokens"] == WORDS.pieces(output)
-            assert hypothesis["text"] == WORDS.decode(output)
-            # 64 roundings to 24 bits of numbers up to 100
-            assert hypothesis["score"] == pytest.approx(score, abs=4e-4)
-    again = search.load(model).translate_n_best(lines, 3, beam=4, alpha=0.8)
-    assert [[hypothesis["text"] for hypothesis in hypotheses] for hypotheses in again] == [
-        [hypothesis["text"] for hypothesis in row["hypotheses"]] for row in rows]
-
-
-@pytest.mark.parametrize(("arguments", "message"), [
-    ("--n-best 3 --beam 2", "n_best=3 is invalid: give at least 1 and at most beam=2"),
-    ("--n-best 3 --beam 4 --engine ctranslate2", "--n-best needs --engine torch"),
-    ("--n-best 0", "--n-best 0: give a number above 0")])
-def test_n_best_refuses_what_it_cannot_give(arguments, message, model, tmp_path, capsys):
-    assert message in refused(
-        "translate", [*written(tmp_path, ["a cat ."]), *arguments.split()], capsys)
-
-
-def test_lines_are_written_block_by_block_in_their_order(model, tmp_path, monkeypatch,
-                                                         capsysbinary):
-    arguments = written(tmp_path, ["a cat sees the dog . " * (n % 3) for n in range(25)])
-    run("translate", *arguments)
-    whole, blocks, translate_all = capsysbinary.readouterr().out, [], search.translate
-
-    def counted(block, *rest, **options):
-        blocks.append(len(block))
-        return translate_all(block, *rest, **options)
-
-    monkeypatch.setattr(cli, "_BLOCK", 4)
-    monkeypatch.setattr(search, "translate", counted)
-    run("translate", *arguments)
-    assert capsysbinary.readouterr().out == whole and whole.count(b"\n") == 25
-    assert blocks == [4] * 6 + [1]
-    run("translate", *arguments, "--output", tmp_path / "out")
-    assert (tmp_path / "out").read_bytes() == whole
-
-
-def test_a_pipe_is_read_once(model, tmp_path, capsysbinary):
-    os.mkfifo(tmp_path / "pipe")
-    text = b"a cat .\nthe dog sleeps .\n"
-    thread = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(text,))
-    thread.start()
-    run("translate", "--model", model, "--input", tmp_path / "pipe")
-    thread.join()
-    assert capsysbinary.readouterr().out.count(b"\n") == 2
-
-
-def test_bad_bytes_in_a_file_are_named_before_anything_is_decoded(model, tmp_path, monkeypatch,
-                                                                  capsys):
-    (tmp_path / "in.txt").write_bytes(b"a cat .\n" * 9 + b"\xff\n")
-    monkeypatch.setattr(cli, "_BLOCK", 2)
-    monkeypatch.setattr(search, "translate", None)
-    assert "in.txt, line 10: not UTF-8" in refused(
-        "translate", ["--model", model, "--input", tmp_path / "in.txt"], capsys)
+    told = run_python(MASKS).splitlines()
+    assert told == [f"mask is torch.{kind}: give bools, True where a query may attend"
+                    for kind in ("int64", "float32", "uint8", "float16") for _ in range(2)]

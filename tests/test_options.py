@@ -27,7 +27,7 @@ def test_help_says_what_every_field_means(monkeypatch, capsys):
             flag = option.split()[0]
             after = said[said.index(flag + " " if flag + " " in said else flag) :]
             words = re.sub(r"--\S+|\{.*?\}(\|\w+)?|\b[A-Z]+\b", "", after)[:200].strip()
-            assert words and not words.startswith("(default"), f"{command} {flag}: what does it mean?"
+            assert words and not words.startswith("(default"), f"{command} {flag}: no meaning"
     with pytest.raises(SystemExit):
         cli.main(["train", "--help"])
     text = capsys.readouterr().out

@@ -30,7 +30,8 @@ from annotated.model.transformer import TransformerConfig
 from annotated.training.builders import BUILDERS, build_model, foreign_part
 from annotated.training.loop import TrainingConfig, train, train_on
 from annotated.training.schedule import SCHEDULES, noam_rate
-from annotated.translation.search import Translator, beam_search, greedy_decode, load
+from annotated.translation.search import beam_search, greedy_decode
+from annotated.translator import Translator, load
 
 REGISTRIES = BUILDERS, TOKENIZERS, SCHEDULES, cli.COMMANDS
 before = [set(registry) for registry in REGISTRIES]

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from browsing import ROOT, SITE, SIZE, draw, go, need, new_tab, open_page
 
+import annotated
 from notebooks import modules
 
 AXE = ROOT / "_build" / "axe" / "node_modules" / "axe-core" / "axe.min.js"
@@ -233,4 +234,23 @@ def test_search_finds_the_page_about_a_word(site, browser, address, scheme):
     page.wait_for_selector("#search-results li a")
     links = [link.get_attribute("href") for link in page.query_selector_all("#search-results li a")]
     assert any("04_embeddings.html" in link for link in links)
+    page.close()
+
+
+@pytest.mark.parametrize("scheme, width", [("light", 1280), ("dark", 360)])
+def test_a_page_of_look_asks_no_host_fits_its_window_and_satisfies_axe(
+        browser, serve, tmp_path, scheme, width):
+    need(AXE.exists(), "axe-core is not there: run `make axe`")
+    sentence = "The brothers tidy up the small room because they are tired."
+    annotated.look(sentence).save(tmp_path / "page.html")
+    page = new_tab(browser, color_scheme=scheme, viewport={"width": width, "height": 800})
+    go(page, serve(tmp_path), "page.html")
+    for chart in ("#chart", "#chart4"):  # the explorer and the replay
+        page.wait_for_selector(f"{chart} svg")
+    page.evaluate(AXE.read_text() + "; 0")
+    page.evaluate(CHECKS.read_text() + "; 0")
+    assert page.evaluate("() => [...checks.unreached(), ...checks.handlers()]") == []
+    assert page.evaluate("() => checks.axe([[], []])") == []
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= width
+    assert (page.outside, page.mistakes) == ([], [])
     page.close()

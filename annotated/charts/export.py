@@ -19,7 +19,8 @@ from annotated.charts.theme import as_text, make_literal, table
 
 # %% ../../notebooks/95_charts_export.ipynb #e6a396d2
 _STYLE = """body{font-family:sans-serif;margin:1.5rem;color:#22262E;background:#fff}
-img{max-width:100%;height:auto;background:#fff} main>*{margin-bottom:1rem} div{overflow-x:auto}
+img{max-width:100%;height:auto;background:#fff} main>*{margin-bottom:1rem}
+main>div,details>div{overflow-x:auto;max-width:100%}
 label,summary{cursor:pointer;padding:.2rem} table{border-collapse:collapse}
 th,td{text-align:left;padding:.1rem .6rem;border-bottom:1px solid #ccc}
 @media(prefers-color-scheme:dark){body{color:#E6E9EE;background:#14181F}}"""

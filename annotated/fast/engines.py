@@ -11,7 +11,7 @@ import hashlib
 import random
 import sys
 import tempfile
-import time
+import timeit
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +25,7 @@ from annotated.interop.ctranslate2 import export_to_ctranslate2, translate_ids
 from annotated.interop.hugging_face import export_to_hugging_face, library_form
 from annotated.results import describe_machine, read_json
 from annotated.training.loop import evaluating
-from annotated.translation.search import IncrementalDecoder, search
+from annotated.translation.search import encode_texts, search
 
 # %% ../../notebooks/91_engines.ipynb #en000008
 @dataclass
@@ -42,14 +42,12 @@ class Engine:
         return self.search(sources, beam, alpha)
 
 
-def _score_by_steps(model, source, target):
-    """log P of each token of a translation, computed step by step."""
+def _log_p(model, source, target):
+    """log P of each token of a translation."""
     device = next(model.parameters()).device
     ids = torch.tensor([[BEGIN, *target]], device=device)
     with evaluating(model):
-        decoder = IncrementalDecoder(model, torch.tensor([source], device=device), len(target))
-        hidden = torch.cat([decoder.step(ids[:, [t]]) for t in range(len(target))], dim=1)[0]
-        log_p = model.embedding.logits(hidden).float().log_softmax(dim=1)
+        log_p = model(torch.tensor([source], device=device), ids[:, :-1])[0].float().log_softmax(1)
     return log_p.gather(1, ids[0, 1:, None])[:, 0].tolist()
 
 
@@ -58,7 +56,7 @@ def _torch_engine(saved, precision):
     if precision == "int8":
         raise ValueError("engine 'torch' computes in fp32 or bf16: for int8 give another engine")
     model = copy.deepcopy(saved.model).bfloat16() if precision == "bf16" else saved.model
-    return Engine("torch", precision, partial(search, model), partial(_score_by_steps, model))
+    return Engine("torch", precision, partial(search, model), partial(_log_p, model))
 
 # %% ../../notebooks/91_engines.ipynb #en000010
 _QUANTIZATION = {"fp32": None, "bf16": "bfloat16", "int8": "int8"}  # CTranslate2's words
@@ -86,7 +84,7 @@ def _converted(saved, precision):
 def _ctranslate2_engine(saved, precision):
     """A function like `search` that calls CTranslate2, with a worker for each thread."""
     folder = _converted(saved, precision)
-    from ctranslate2 import Translator  # an ImportError has been told by then
+    from ctranslate2 import Translator  # the conversion reports that it is missing
 
     device = next(saved.model.parameters()).device.type
     translator = Translator(str(folder), device, inter_threads=torch.get_num_threads(),
@@ -94,7 +92,7 @@ def _ctranslate2_engine(saved, precision):
     form = library_form(saved.tokenizer)
     pieces = lambda ids: [form.id_to_token(index) for index in ids]  # noqa: E731
 
-    def found(sources, beam, alpha, extra=50):
+    def translations(sources, beam, alpha, extra=50):
         limits = [len(row) + extra for row in sources]
         if max(limits) > saved.model.config.max_length:  # its table of positions ends there
             return search(saved.model, sources, beam, alpha)
@@ -104,7 +102,7 @@ def _ctranslate2_engine(saved, precision):
     def score(source, target):
         return translator.score_batch([pieces(source)], [pieces(target[:-1])])[0].log_probs
 
-    return Engine("ctranslate2", precision, found, score)
+    return Engine("ctranslate2", precision, translations, score)
 
 # %% ../../notebooks/91_engines.ipynb #en000012
 TOLERANCE = {"fp32": 0.001, "bf16": 0.3, "int8": 0.6}  # of the log-probability of a token, nats
@@ -112,13 +110,11 @@ TOLERANCE = {"fp32": 0.001, "bf16": 0.3, "int8": 0.6}  # of the log-probability 
 
 def _examples(saved, sentences, number=8):
     """Source ids of a few sentences, or without any of random words."""
-    if sentences:
-        language = saved.info.get("source_language", "en")
-        ids = saved.tokenizer.encode_batch(list(sentences)[:number], language)
-    else:
-        draw, pieces = random.Random(0), range(4, len(saved.tokenizer))
-        ids = [draw.choices(pieces, k=3 + row) for row in range(number)]
-    return [[*row, END] for row in ids]
+    language = saved.info.get("source_language", "en")
+    sources = encode_texts(list(sentences)[:number], saved.tokenizer, language)
+    draw, pieces = random.Random(0), range(4, len(saved.tokenizer))
+    return ([source for source in sources if 0 < len(source) <= saved.model.config.max_length]
+            or [[*draw.choices(pieces, k=3 + row), END] for row in range(number)])
 
 
 def apart(engine, saved, sources):
@@ -127,34 +123,30 @@ def apart(engine, saved, sources):
     most = config.max_length if config.positions == "learned" else None
     for source, output in zip(sources, search(saved.model, sources), strict=True):
         target = [*output, END][:most]  # one cut off at the last position has no END
-        ours, plain = engine.score(source, target), _score_by_steps(saved.model, source, target)
+        ours, plain = engine.score(source, target), _log_p(saved.model, source, target)
         largest = max(largest, *(abs(a - b) for a, b in zip(ours, plain, strict=True)))
     return largest
 
 # %% ../../notebooks/91_engines.ipynb #en00012b
 def _seconds(engine, sources):
-    """Seconds per sentence: the best of three times after one that is not counted."""
-    engine(sources)
-    times = []
-    for _ in range(3):
-        start = time.perf_counter()
-        engine(sources)
-        times.append(time.perf_counter() - start)
-    return min(times) / len(sources)
+    """Seconds per sentence: the best of four times."""
+    return min(timeit.repeat(lambda: engine(sources), number=1, repeat=4)) / len(sources)
 
 
 def _measured(saved, precision, sources):
-    """{engine: its seconds per sentence, or in words why it cannot be taken}."""
-    found = {}
+    """({engine: its seconds per sentence}, {engine: why it cannot be taken})."""
+    seconds, reasons = {}, {}
     for name, make in ENGINES.items():
         try:
             engine = make(saved, precision)
         except (ImportError, ValueError) as error:
-            found[name] = str(error)
+            reasons[name] = str(error)
             continue
-        right = apart(engine, saved, sources) <= TOLERANCE[precision]
-        found[name] = _seconds(engine, sources) if right else "it computes another model"
-    return found
+        if apart(engine, saved, sources) <= TOLERANCE[precision]:
+            seconds[name] = _seconds(engine, sources)
+        else:
+            reasons[name] = "it computes another model"
+    return seconds, reasons
 
 # %% ../../notebooks/91_engines.ipynb #en00012c
 def quickest_engine(saved, precision, sources):
@@ -163,22 +155,20 @@ def quickest_engine(saved, precision, sources):
     It is measured once and kept in the data folder, unless an engine could not be tried: a package
     may be installed by the next time. ValueError if no engine computes the model.
     """
-    path = _kept_as(saved, f"auto-{precision}").with_suffix(".json")
+    path = _kept_as(saved, f"seconds-{precision}").with_suffix(".json")
     machine = describe_machine(next(saved.model.parameters()).device)
-    kept = read_json(path) if path.is_file() else {}
+    kept, reasons = read_json(path) if path.is_file() else {}, {}
     if kept.get("machine") != machine:
-        kept = {"machine": machine, "engines": _measured(saved, precision, sources)}
-        if not any(isinstance(told, str) for told in kept["engines"].values()):
-            path.parent.mkdir(parents=True, exist_ok=True)
+        seconds, reasons = _measured(saved, precision, sources)
+        kept = {"machine": machine, "seconds": seconds}
+        if not reasons:
             files.write_json(path, kept)
-    seconds = {name: told for name, told in kept["engines"].items() if not isinstance(told, str)}
-    words = "; ".join(f"{name}: " + (f"{1000 * seconds[name]:.2g} ms per sentence"
-                                     if name in seconds else told)
-                      for name, told in kept["engines"].items())
-    if not seconds:
-        raise ValueError(f"no engine computes this model in {precision} ({words})")
-    best = min(seconds, key=seconds.get)
-    print(f"The engine is {best}, the quickest here ({words}).", file=sys.stderr)
+    times = {name: f"{1000 * value:.2g} ms per sentence" for name, value in kept["seconds"].items()}
+    facts = "; ".join(f"{name}: {fact}" for name, fact in {**times, **reasons}.items())
+    if not times:
+        raise ValueError(f"no engine computes this model in {precision} ({facts})")
+    best = min(kept["seconds"], key=kept["seconds"].get)
+    print(f"The engine is {best}, the quickest here ({facts}).", file=sys.stderr)
     return best
 
 # %% ../../notebooks/91_engines.ipynb #en000013
@@ -198,6 +188,8 @@ def make_engine(name, saved, precision="fp32", sentences=()):
     for what, value, known in (("engine", name, names), ("precision", precision, TOLERANCE)):
         if value not in known:
             raise ValueError(f"{what} {value!r} is unknown: give one of {', '.join(known)}")
+    if (name, precision) == ("torch", "fp32"):
+        return _torch_engine(saved, precision)
     sources = _examples(saved, sentences)
     name = quickest_engine(saved, precision, sources) if name == "auto" else name
     engine = ENGINES[name](saved, precision)

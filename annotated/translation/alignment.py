@@ -6,7 +6,6 @@
 __all__ = ['links_from_attention', 'alignment_error_rate']
 
 # %% ../../notebooks/76_alignment.ipynb #76a00004
-import torch
 from jaxtyping import Float
 from torch import Tensor
 

@@ -11,11 +11,11 @@ import json
 import math
 import os
 import re
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
+from unittest import mock
 
 import sacrebleu
 
@@ -141,20 +141,6 @@ class Score:
     signature: str
 
 
-@contextmanager
-def _bootstrap_seed(seed):
-    """Within the block, sacreBLEU draws its resamples with this seed."""
-    before = os.environ.get("SACREBLEU_SEED")
-    os.environ["SACREBLEU_SEED"] = str(seed)
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["SACREBLEU_SEED"]
-        else:
-            os.environ["SACREBLEU_SEED"] = before
-
-
 def _measure(name, metric, texts, form, bootstrap):
     """The `Score` of a sacreBLEU metric on (hypotheses, references)."""
     hypotheses, references = texts
@@ -238,7 +224,7 @@ def bleu_report(hypotheses, references, target_language="de", loss=None, bootstr
     forms = _forms(hypotheses, references, target_language)
     if not cased:
         forms = {name: form for name, form in forms.items() if name not in CASED}
-    with _bootstrap_seed(seed):
+    with mock.patch.dict(os.environ, SACREBLEU_SEED=str(seed)):
         entries = {name: _measure(name, *form, bootstrap) for name, form in forms.items()}
     if loss is not None:
         definition = f"{DEFINITIONS['perplexity']} per {token}"

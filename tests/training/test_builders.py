@@ -9,7 +9,7 @@ from annotated.model.transformer import Transformer, TransformerConfig
 from annotated.training.builders import BUILDERS, build_model, builder_of, foreign_part
 from annotated.training.checkpoints import load_checkpoint, run_checkpoints, save_checkpoint
 from annotated.training.loop import TrainingConfig, train
-from annotated.translation.search import load
+from annotated.translator import load
 
 IDS = torch.tensor([[4, 5, 2]])
 TINY = TransformerConfig.tiny(12)

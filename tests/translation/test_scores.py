@@ -30,19 +30,24 @@ from annotated.translation.scores import (
 )
 
 PAIRS = [  # hypothesis, reference
-    ("Die E-Mail Adresse des US-Präsidenten ist geheim.", "Die E-Mail-Adresse des US-Präsidenten ist geheim."),
-    ("Der CO2-Ausstoß fiel im Jahr 2013 um 3,5 Prozent.", "Der CO2-Ausstoß sank im Jahr 2013 um 3,5 Prozent."),
-    ("der Minister sagte, dass er nichts davon wisse.", "Der Minister sagte, er wisse nichts davon."),
+    ("Die E-Mail Adresse des US-Präsidenten ist geheim.",
+     "Die E-Mail-Adresse des US-Präsidenten ist geheim."),
+    ("Der CO2-Ausstoß fiel im Jahr 2013 um 3,5 Prozent.",
+     "Der CO2-Ausstoß sank im Jahr 2013 um 3,5 Prozent."),
+    ("der Minister sagte, dass er nichts davon wisse.",
+     "Der Minister sagte, er wisse nichts davon."),
     ('"Das ist ein schöner Tag", sagte sie.', "„Das ist ein guter Tag“, sagte sie."),
-    ("Die EU-Kommission prüft den Vorschlag seit Montag.", "Die EU-Kommission prüft den Vorschlag seit Montag."),
-    ("Der Ex-Coach von Hannover kehrt zurück.", "Der Ex-Trainer von Hannover 96 kehrt zurück – heute."),
+    ("Die EU-Kommission prüft den Vorschlag seit Montag.",
+     "Die EU-Kommission prüft den Vorschlag seit Montag."),
+    ("Der Ex-Coach von Hannover kehrt zurück.",
+     "Der Ex-Trainer von Hannover 96 kehrt zurück – heute."),
 ]
 HYPOTHESES, REFERENCES = map(list, zip(*PAIRS, strict=True))
 REPORT = bleu_report(HYPOTHESES, REFERENCES, bootstrap=100)
 
 
 def scratch_bleu(hypotheses, references):
-    """BLEU as multi-bleu.perl counts it, written down again: lists of tokens, no smoothing, zero if a precision is."""
+    """BLEU as multi-bleu.perl counts it, of lists of tokens: no smoothing, 0 if a precision is."""
     correct, total, ours, theirs = Counter(), Counter(), 0, 0
     for hypothesis, reference in zip(hypotheses, references, strict=True):
         ours, theirs = ours + len(hypothesis), theirs + len(reference)
@@ -66,8 +71,8 @@ def command_line(tmp_path, *options):
         (tmp_path / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
     files = [str(tmp_path / "references"), "-i", str(tmp_path / "hypotheses")]
     command = [sys.executable, "-m", "sacrebleu", *files, "-w", "9", *options]
-    environment = {**os.environ, "SACREBLEU_SEED": "12345"}
-    done = subprocess.run(command, capture_output=True, check=True, encoding="utf-8", env=environment)
+    done = subprocess.run(command, capture_output=True, check=True, encoding="utf-8",
+                          env={**os.environ, "SACREBLEU_SEED": "12345"})
     return json.loads(done.stdout)
 
 
@@ -88,34 +93,37 @@ def moses(lines):
     """Moses tokens straight from the library, cut at spaces."""
     from sacremoses import MosesTokenizer
 
-    return [MosesTokenizer(lang="de").tokenize(line) for line in lines]  # with escapes: they change no count
+    # with escapes: they change no count
+    return [MosesTokenizer(lang="de").tokenize(line) for line in lines]
 
 
 def test_tokenised_entries_are_multi_bleu():
-    hypotheses, references = moses(HYPOTHESES), moses(REFERENCES)
-    assert REPORT["tokenised"].score == pytest.approx(scratch_bleu(hypotheses, references), abs=1e-9)
-    lower = [[[token.lower() for token in line] for line in lines] for lines in (hypotheses, references)]
+    tokens = moses(HYPOTHESES), moses(REFERENCES)
+    assert REPORT["tokenised"].score == pytest.approx(scratch_bleu(*tokens), abs=1e-9)
+    lower = [[[token.lower() for token in line] for line in lines] for lines in tokens]
     assert REPORT["tokenised_lowercase"].score == pytest.approx(scratch_bleu(*lower), abs=1e-9)
 
 
 def test_split_entry_with_plain_quotes_is_sacrebleu_on_replaced_text():
-    """sacreBLEU itself, on text in which „ and “ were replaced by hand, in Moses tokens split at hyphens."""
+    """sacreBLEU itself, on Moses tokens split at hyphens, „ and “ replaced by hand."""
     def replaced(lines):
         straight = [line.translate({0x201E: 0x22, 0x201C: 0x22}) for line in lines]
         return [" ".join(tokens).replace("-", " ##AT##-##AT## ") for tokens in moses(straight)]
 
-    def plain_bleu(hypotheses, references):
-        return sacrebleu.corpus_bleu(hypotheses, [references], tokenize="none", smooth_method="none", force=True).score
-
-    assert REPORT["split_plain_quotes"].score == pytest.approx(plain_bleu(replaced(HYPOTHESES), replaced(REFERENCES)), abs=1e-9)
-    assert REPORT["split_plain_quotes"].score > REPORT["compound_split"].score + 1, "one of six has other quotes than its reference"
-    assert REPORT["split_plain_quotes"].signature.startswith("quotes „“ to \" + moses(sacremoses")
+    score = sacrebleu.corpus_bleu(replaced(HYPOTHESES), [replaced(REFERENCES)], tokenize="none",
+                                  smooth_method="none", force=True).score
+    entry = REPORT["split_plain_quotes"]
+    assert entry.score == pytest.approx(score, abs=1e-9)
+    # one of six has other quotes than its reference
+    assert entry.score > REPORT["compound_split"].score + 1
+    assert entry.signature.startswith("quotes „“ to \" + moses(sacremoses")
 
 
 def test_multi30k_entry_forgives_case_and_the_shape_of_marks():
     forms = [[line.split() for line in multi30k_form(lines)] for lines in (HYPOTHESES, REFERENCES)]
     assert REPORT["multi30k"].score == pytest.approx(scratch_bleu(*forms), abs=1e-9)
-    report = bleu_report(['DER MANN SAGT "NEIN" - NICHT OFT'], ["Der Mann sagt „nein“ – nicht oft"], bootstrap=0)
+    report = bleu_report(['DER MANN SAGT "NEIN" - NICHT OFT'],
+                         ["Der Mann sagt „nein“ – nicht oft"], bootstrap=0)
     assert report["multi30k"].score == pytest.approx(100)
     assert report["tokenised_lowercase"].score < 50
 
@@ -124,23 +132,27 @@ def test_multi30k_entry_forgives_case_and_the_shape_of_marks():
     ("de", 'er sagt " 1,500 , gut " , ja'), ("en", 'er sagt " 1.500 , gut , " ja'),
 ])
 def test_multi30k_form_normalises_marks_by_the_rules_of_its_language(language, form):
-    """Of a number's space and of a comma beside a closing mark English and German make different things."""
+    """A number's space, and a comma beside a closing mark, become different things."""
     assert multi30k_form(['Er sagt "1\u00a0500, gut", ja'], language) == [form]
     report = bleu_report(['Er sagt "1\u00a0500, gut", ja'], [form], language, bootstrap=0)
-    assert language != "de" or multi30k_form(['Er sagt "1\u00a0500, gut", ja']) == [form]  # German, where nothing is said
+    if language == "de":  # where nothing is said
+        assert multi30k_form(['Er sagt "1\u00a0500, gut", ja']) == [form]
     assert report["multi30k"].score == pytest.approx(100)
-    assert [multi30k_form(["L'homme"], code) for code in ("fr", "en")] == [["l' homme"], ["l 'homme"]]
+    forms = [multi30k_form(["L'homme"], code) for code in ("fr", "en")]
+    assert forms == [["l' homme"], ["l 'homme"]]
 
 
-words = st.lists(st.sampled_from("der die das Hund Katze - , sieht".split()), min_size=1, max_size=9)
+words = st.lists(st.sampled_from("der die das Hund Katze - , sieht".split()), min_size=1,
+                 max_size=9)
 
 
 @examples(25)
 @given(st.lists(st.tuples(words, words), min_size=1, max_size=4))
 def test_counting_without_smoothing_equals_the_script(pairs):
     hypotheses, references = zip(*pairs, strict=True)
-    report = bleu_report([" ".join(line) for line in hypotheses], [" ".join(line) for line in references], bootstrap=0)
-    assert report["tokenised"].score == pytest.approx(scratch_bleu(hypotheses, references), abs=1e-9)
+    lines = ([" ".join(line) for line in side] for side in (hypotheses, references))
+    score = bleu_report(*lines, bootstrap=0)["tokenised"].score
+    assert score == pytest.approx(scratch_bleu(hypotheses, references), abs=1e-9)
 
 
 def test_every_entry_is_named_defined_and_signed():
@@ -151,7 +163,7 @@ def test_every_entry_is_named_defined_and_signed():
     for name in set(DEFINITIONS) - {"perplexity"}:
         signature = report[name].signature
         assert f"version:{sacrebleu.__version__}" in signature and "bs:100|seed:12345" in signature
-        moses = name in ("tokenised", "tokenised_lowercase", "compound_split", "split_plain_quotes", "multi30k")
+        moses = name not in ("sacrebleu", "sacrebleu_lowercase", "chrf")
         assert ("sacremoses" in signature) == moses
         assert ("tok:none|smooth:none" in signature) == ("sacremoses" in signature)
     text = str(report)
@@ -166,7 +178,8 @@ def test_target_language_reaches_the_tokeniser():
     line = "Er kam am 3. Mai."
     assert moses_tokenise([line], "de") == ["Er kam am 3. Mai ."]
     assert moses_tokenise([line], "en") == ["Er kam am 3 . Mai ."]
-    assert "lang fr" in bleu_report(["l'homme"], ["l'homme"], "fr", bootstrap=0)["tokenised"].signature
+    report = bleu_report(["l'homme"], ["l'homme"], "fr", bootstrap=0)
+    assert "lang fr" in report["tokenised"].signature
     assert moses_tokenise(["l'homme"], "fr") == ["l' homme"]
 
 
@@ -189,13 +202,17 @@ def test_intervals_hold_the_score_and_repeat_by_seed():
     assert bleu_report(HYPOTHESES, REFERENCES, bootstrap=100) == REPORT
     other = bleu_report(HYPOTHESES, REFERENCES, bootstrap=100, seed=7)
     for name, entry in other.entries.items():
-        assert entry.score == REPORT[name].score and (entry.low, entry.high) != (REPORT[name].low, REPORT[name].high)
+        before = REPORT[name]
+        assert entry.score == before.score
+        assert (entry.low, entry.high) != (before.low, before.high)
         assert "seed:7" in entry.signature
 
 
 def test_perplexity_is_exp_of_the_loss_and_says_per_what():
-    entry = bleu_report(HYPOTHESES, REFERENCES, loss=1.25, bootstrap=0, token="word piece")["perplexity"]
-    assert entry.score == pytest.approx(math.exp(1.25), abs=1e-12) and entry.low is None and entry.high is None
+    report = bleu_report(HYPOTHESES, REFERENCES, loss=1.25, bootstrap=0, token="word piece")
+    entry = report["perplexity"]
+    assert entry.score == pytest.approx(math.exp(1.25), abs=1e-12)
+    assert entry.low is None and entry.high is None
     assert "per word piece" in entry.definition and "per word piece" in entry.signature
     assert "perplexity" not in REPORT.entries
 
@@ -209,8 +226,10 @@ def test_report_is_written_with_its_sentences(tmp_path):
     sentences = (path.parent / "report.txt").read_bytes()
     assert sentences.decode("utf-8") == "".join(f"{line}\n" for line in HYPOTHESES)
     facts = json.loads(path.read_text(encoding="utf-8"))
-    assert facts["sentence_file"] == "report.txt" and facts["sentence_sha256"] == hashlib.sha256(sentences).hexdigest()
-    assert (facts["sentences"], facts["bootstrap"], facts["seed"], facts["target_language"]) == (6, 100, 12345, "de")
+    assert facts["sentence_sha256"] == hashlib.sha256(sentences).hexdigest()
+    expected = {"sentence_file": "report.txt", "sentences": 6, "bootstrap": 100, "seed": 12345,
+                "target_language": "de"}
+    assert facts.items() >= expected.items()
     assert facts["entries"] == {name: vars(entry) for name, entry in report.entries.items()}
 
 
@@ -243,11 +262,13 @@ def test_c23_hardware_gives_the_printed_costs():
     assert hardware_flops(1, gpus=2, flops_per_second=10) == 72_000
 
 
-@pytest.mark.parametrize("changes", [{}, {"d_k": 5, "d_v": 3}, {"norm_first": True}, {"h": 1, "N": 1}])
+@pytest.mark.parametrize("changes", [{}, {"d_k": 5, "d_v": 3}, {"norm_first": True},
+                                     {"h": 1, "N": 1}])
 def test_c23_flops_from_shapes_are_those_that_pytorch_counts(changes):
     config = TransformerConfig(31, **{"N": 3, "d_model": 12, "d_ff": 20, "h": 2, **changes})
     model, ids = Transformer(config), torch.randint(4, 31, (5, 16))
-    with record_attention(model), FlopCounterMode(display=False) as counter:  # recording takes the explicit path
+    # recording takes the explicit path
+    with record_attention(model), FlopCounterMode(display=False) as counter:
         logits = model(ids[:, :9], ids[:, 9:])
     forward = counter.get_total_flops()
     with record_attention(model), FlopCounterMode(display=False) as counter:
@@ -265,7 +286,8 @@ def test_c23_the_model_asks_for_less_than_the_hardware_offers():
 
 
 def test_table_2_as_published():
-    rows = {(row.system, row.ensemble): (row.en_de, row.en_fr, row.flops_en_de, row.flops_en_fr) for row in TABLE_2}
+    rows = {(row.system, row.ensemble): (row.en_de, row.en_fr, row.flops_en_de, row.flops_en_fr)
+            for row in TABLE_2}
     assert rows == {
         ("ByteNet", False): (23.75, None, None, None),
         ("Deep-Att + PosUnk", False): (None, 39.2, None, 1e20),

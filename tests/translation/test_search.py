@@ -473,10 +473,3 @@ def test_what_is_no_text_or_lacks_its_tokenizer_is_named(model):
         translate("the cat sleeps .", model)
     with pytest.raises(TypeError, match="a text is a int"):
         translate(["the cat", 3], model, WORDS)
-
-
-def test_progress_is_shown_only_on_request(model, capsys):
-    translate(TEXTS, model, WORDS)
-    assert capsys.readouterr() == ("", "")
-    translate(TEXTS, model, WORDS, show_progress=True)
-    assert "translating" in capsys.readouterr().err

@@ -1,0 +1,296 @@
+"""Texts in, texts out: `Translator` and the command, against brute force and against each other."""
+
+import io
+import itertools
+import json
+import os
+import sys
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+from helpers import TEXTS, examples, one_thread, random_model
+from hypothesis import given
+from hypothesis import strategies as st
+from test_cli import misread, refused
+
+from annotated import translator as translating
+from annotated.cli import main
+from annotated.data.tokenizers import BEGIN, END, UNKNOWN, WordTokenizer
+from annotated.fast import prepare
+from annotated.fast.engines import make_engine
+from annotated.training.checkpoints import load_checkpoint, save_checkpoint
+from annotated.translation.search import translate
+from annotated.translator import Translator, load, split_text
+
+pytestmark = pytest.mark.usefixtures(one_thread.__name__)
+WORDS = WordTokenizer.fit(TEXTS)
+DATA = "the dog sees a cat .\r\n\nthe\u2028cat sleeps .\n   \na zebra .".encode()
+LINES = ["the dog sees a cat .", "", "a cat .", "the cat sleeps .", "   ", "a a a a a a a a", "cat"]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return random_model(len(WORDS), seed=2, dropout=0.4).eval()
+
+
+@pytest.fixture(scope="module")
+def folder(model, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model") / "saved"
+    save_checkpoint(folder, model, WORDS, source_language="en")
+    return str(folder)
+
+
+def short(most):
+    """A translator whose learned positions end at `most`."""
+    return Translator(random_model(len(WORDS), seed=2, positions="learned", max_length=most).eval(),
+                      WORDS)
+
+
+def standard_input(monkeypatch, data):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+
+# --- scores, tokens and attention
+
+def exhaustive(model, source, alpha):
+    """(ids, score) of every translation that the learned positions have room for, best first."""
+    limit, every = model.config.max_length, []
+    for length in range(limit + 1):
+        for ids in itertools.product(range(UNKNOWN, model.config.vocab_size), repeat=length):
+            tokens = [*ids, END][:limit]
+            with torch.no_grad():
+                logits = model(torch.tensor([source]), torch.tensor([[BEGIN, *tokens[:-1]]]))[0]
+            log_p = logits.log_softmax(-1).gather(1, torch.tensor(tokens)[:, None]).sum().item()
+            every.append((list(ids), log_p / ((5 + len(tokens)) / 6) ** alpha))
+    return sorted(every, key=lambda pair: -pair[1])
+
+
+def attention_by_hand(model, source, ids):
+    """The mean of the heads of the only decoder layer, from its projections."""
+    if not ids:
+        return torch.empty(0)
+    layer, (memory, _) = model.decoder.layers[0], model.encode(torch.tensor([source]))
+    x = model.target_positions(model.embedding(torch.tensor([[BEGIN, *ids[:-1]]])))
+    past = torch.ones(len(ids), len(ids)).tril().bool()
+    x = layer.residual[0](x, lambda x: layer.self_attention(x, x, x, past))
+    cross = layer.cross_attention
+    Q, K = cross.split(cross.W_Q(x)), cross.split(cross.W_K(memory))
+    return (Q @ K.transpose(-2, -1) / K.size(-1) ** 0.5).softmax(dim=-1)[0].mean(dim=0)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.8])
+def test_the_n_best_of_a_beam_that_keeps_all_are_those_of_exhaustive_search(
+        alpha, tmp_path, capsysbinary):
+    """From the library and from the terminal, whose model is prepared; attention by hand."""
+    tokenizer = WordTokenizer.fit([("a", "b")])
+    model = random_model(len(tokenizer), seed=3, positions="learned", max_length=3).eval()
+    with torch.no_grad():
+        for parameter in model.decoder.parameters():
+            parameter.copy_(0.8 * torch.randn_like(parameter))  # clear preferences
+    translator, lines = Translator(model, tokenizer), ["a b", "", "zebra"]
+    translator.save(tmp_path / "model")
+    (tmp_path / "in.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    main(["translate", "--model", str(tmp_path / "model"), "--input", str(tmp_path / "in.txt"),
+          "--beam", "50", "--n-best", "50", "--alpha", str(alpha), "--attention"])
+    written = [json.loads(line) for line in capsysbinary.readouterr().out.decode().splitlines()]
+    given = {"beam": 50, "n_best": 50, "alpha": alpha}
+    for rows in (written, translator.translate(lines, attention=True, **given)):
+        assert [list(row) for row in rows] == [["source", "source_tokens", "hypotheses"]] * 3
+        assert [row["source"] for row in rows] == lines and rows[1]["hypotheses"] == []
+        for row in (rows[0], rows[2]):
+            source = [*tokenizer.encode(row["source"], "en"), END]
+            every = exhaustive(model, source, alpha)
+            assert row["source_tokens"] == tokenizer.pieces(source) and len(every) == 40
+            for found, (ids, score) in zip(row["hypotheses"], every, strict=True):
+                assert found["text"] == tokenizer.decode(ids)
+                assert found["tokens"] == tokenizer.pieces(ids)
+                assert found["score"] == pytest.approx(score, abs=1e-4)
+                with torch.no_grad():
+                    expected = attention_by_hand(model, source, ids)
+                weights = torch.tensor(found["attention"])
+                assert weights.shape == expected.shape
+                assert torch.allclose(weights, expected, atol=1e-5)
+    without = translator.translate(lines[0], **given)
+    assert list(without) == ["source", "hypotheses"]
+    assert list(without["hypotheses"][0]) == ["text", "score", "tokens"]
+
+
+def test_attention_alone_gives_the_translation_that_there_would_be_without(folder):
+    translator = load(folder)
+    rows = translator.translate(LINES, beam=3, attention=True)
+    assert [row["hypotheses"][0]["text"] if row["hypotheses"] else "" for row in rows] == (
+        translator.translate(LINES, beam=3))
+    assert {len(row["hypotheses"]) for row in rows} == {0, 1}
+
+
+@pytest.mark.parametrize("options, message", [
+    ("--n-best 3 --beam 2", "n_best=3 is invalid: give at least 1 and at most beam=2"),
+    ("--n-best 3 --beam 4 --engine ctranslate2", "n_best and attention need engine torch"),
+    ("--attention --engine auto", "n_best and attention need engine torch"),
+    ("--attention --precision bf16", "n_best and attention need engine torch"),
+    ("--n-best 0", "--n-best 0: give a number above 0"), ("--beam 0", "beam=0 is invalid"),
+    ("--alpha -1", "alpha=-1.0 is invalid"), ("--device abacus", "device 'abacus' cannot be used"),
+    ("--precision int8", "for int8 give another engine"),
+    ("--input missing.txt", "missing.txt"), ("--input bad.txt", "bad.txt, line 3: not UTF-8"),
+    ("--model none", "none"), ("--model bare", "bare has no tokenizer"),
+])
+def test_what_cannot_be_given_is_refused_with_one_line(
+        options, message, folder, model, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "good.txt").write_bytes(DATA)
+    (tmp_path / "bad.txt").write_bytes(b"\n\n\xff\n")
+    save_checkpoint(tmp_path / "bare", model)
+    given = ["--model", folder, "--input", "good.txt", "--output", "out.txt", *options.split()]
+    assert message in refused("translate", given, capsys)
+    assert not (tmp_path / "out.txt").exists()
+    assert "fp8" in misread("translate", ["--precision", "fp8"], capsys)
+
+
+# --- sentences that are too long
+
+LONG = "the dog sleeps . a cat sleeps . the cat sees a dog ."
+
+
+def identity(sources, beam, alpha):
+    """An engine whose translation is the source."""
+    return [source[:-1] for source in sources]
+
+
+@pytest.mark.parametrize("most, parts", [(15, 1), (14, 3), (7, 3), (6, 4), (3, 8)])
+def test_a_long_line_is_split_at_the_ends_of_its_sentences_and_nothing_is_lost(most, parts, capsys):
+    translator, several = short(most), LONG.replace(" . ", " .\n").split("\n")
+    tokens = len(WORDS.encode(LONG, "en")) + 1
+    assert translator.translate([LONG, "", "a cat"], engine=identity) == [
+        WORDS.decode(WORDS.encode(LONG, "en")), "", "a cat"]
+    told = capsys.readouterr().err
+    assert told == "" if parts == 1 else (
+        f"'{LONG[:40]}' … has {tokens} tokens, and max_length is {most}: it is translated in "
+        f"{parts} parts, split at the ends of its sentences" in told)
+    assert ("and inside long ones" in told) == (parts > 3)
+    if parts == 3:
+        translations = translator.translate(several)
+        assert translator.translate(LONG) == " ".join(translations)
+        assert translate(several, translator.model, WORDS, beam=4) == translations
+
+
+def test_a_long_line_in_detail_joins_the_hypotheses_of_its_parts(capsys):
+    translator, several = short(7), LONG.replace(" . ", " .\n").split("\n")
+    whole = translator.translate(LONG, n_best=3, attention=True)
+    parts = translator.translate(several, n_best=3, attention=True)
+    assert whole["source_tokens"] == sum((part["source_tokens"] for part in parts), [])
+    for k, joined in enumerate(whole["hypotheses"]):
+        each = [part["hypotheses"][k] for part in parts]
+        assert joined["text"] == " ".join(one["text"] for one in each)
+        assert joined["tokens"] == sum((one["tokens"] for one in each), [])
+        assert joined["score"] == pytest.approx(sum(one["score"] for one in each), abs=1e-4)
+        weights = torch.block_diag(*(torch.tensor(one["attention"]) for one in each))
+        assert torch.allclose(torch.tensor(joined["attention"]), weights, atol=1e-4)
+
+
+@examples(100)
+@given(st.text("ab .!?…。\"'” \u2028", max_size=60), st.integers(1, 20))
+def test_the_parts_of_any_text_fit_and_hold_all_of_it(text, most):
+    parts = split_text(text, lambda part: len(part) <= most)
+    assert all(len(part) <= most for part in parts)
+    assert "".join("".join(parts).split()) == "".join(text.split())
+
+
+@pytest.mark.parametrize("text, parts", [
+    ('He said: "Go." He left! Why? … So.', ['He said: "Go."', "He left!", "Why?", "…", "So."]),
+    ("3.5 of 4 e.g. here", ["3.5 of 4 e.g.", "here"]), ("犬。猫！", ["犬。", "猫！"]),
+])
+def test_where_sentences_end(text, parts):
+    assert split_text(text, lambda part: part != text) == parts
+
+
+# --- texts of any length
+
+def test_one_line_for_each_line_from_a_file_a_pipe_and_standard_input(
+        folder, tmp_path, monkeypatch, capfdbinary):
+    (tmp_path / "in.txt").write_bytes(DATA)
+    main(["translate", "--model", folder, "--input", str(tmp_path / "in.txt"), "--output",
+          str(tmp_path / "out.txt")])
+    written, told = (tmp_path / "out.txt").read_bytes(), capfdbinary.readouterr()
+    assert told.out == b"" and b"5/5" in told.err and b"zebra" in told.err
+    filled = [bool(line) for line in written.split(b"\n")]
+    assert filled == [True, False, True, False, True, False], "five lines and a final newline"
+    standard_input(monkeypatch, DATA)
+    main(["translate", "--model", folder])
+    assert capfdbinary.readouterr().out == written
+    os.mkfifo(tmp_path / "pipe")  # can be read once
+    thread = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(DATA,))
+    thread.start()
+    main(["translate", "--model", folder, "--input", str(tmp_path / "pipe")])
+    thread.join()
+    assert capfdbinary.readouterr().out == written
+    standard_input(monkeypatch, b"")
+    main(["translate", "--model", folder])
+    assert capfdbinary.readouterr().out == b""
+
+
+def test_a_stream_holds_one_block_and_writes_the_same_with_any(folder):
+    translator, read = load(folder), []
+    lines = ["a cat sees the dog . " * (n % 3) for n in range(25)]
+    stream = translator.stream((read.append(line) or line for line in lines), block=4, beam=1)
+    first = next(stream)
+    assert len(read) == 4
+    assert [first, *stream] == translator.translate(lines, beam=1)
+
+
+def test_bad_bytes_in_a_file_are_named_before_anything_is_decoded(
+        folder, tmp_path, monkeypatch, capsys):
+    (tmp_path / "in.txt").write_bytes(b"a cat .\n" * 9 + b"\xff\n")
+    monkeypatch.setattr(translating, "decode_parts", None)
+    assert "in.txt, line 10: not UTF-8" in refused(
+        "translate", ["--model", folder, "--input", tmp_path / "in.txt"], capsys)
+
+
+def test_output_file_appears_whole_or_not_at_all(folder, tmp_path, monkeypatch):
+    (tmp_path / "in.txt").write_bytes(DATA)
+    (tmp_path / "out.txt").write_text("older\n")
+    monkeypatch.setattr("annotated.files.os.fsync",
+                        lambda _: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(SystemExit):
+        main(["translate", "--model", folder, "--input", str(tmp_path / "in.txt"), "--output",
+              str(tmp_path / "out.txt")])
+    assert (tmp_path / "out.txt").read_text() == "older\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.txt", "out.txt"]
+
+
+def test_without_a_model_the_book_s_own_translates(model, tmp_path, monkeypatch, capsysbinary):
+    saved = SimpleNamespace(model=model, tokenizer=WORDS, info={"source_language": "en"})
+    monkeypatch.setattr(translating, "book_model", lambda: saved)
+    (tmp_path / "in.txt").write_bytes(DATA)
+    main(["translate", "--input", str(tmp_path / "in.txt")])
+    assert capsysbinary.readouterr().out.count(b"\n") == 5
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"beam": 3}, {"beam": 3, "alpha": 2.0}, {"beam": 3, "engine": "torch", "precision": "bf16"},
+    {"engine": "ctranslate2"}], ids=str)
+def test_the_command_and_the_library_translate_as_they_are_told(
+        options, folder, tmp_path, monkeypatch, capsysbinary):
+    monkeypatch.setenv("ANNOTATED_DATA", str(tmp_path))  # where what CTranslate2 reads is kept
+    saved = load_checkpoint(folder)
+    prepare.prepare(saved.model)
+    search = {"beam": 1, **{name: options[name] for name in ("beam", "alpha") if name in options}}
+    engine = make_engine(options.get("engine", "torch"), saved, options.get("precision", "fp32"))
+    assert engine.name == options.get("engine", "torch")
+    expected = translate(LINES, saved.model, WORDS, **search, engine=engine)
+    standard_input(monkeypatch, "\n".join(LINES).encode())
+    main(["translate", "--model", folder,
+          *(word for name, value in options.items() for word in (f"--{name}", str(value)))])
+    assert capsysbinary.readouterr().out.decode() == "".join(f"{line}\n" for line in expected)
+    translator = load(folder)
+    prepare.prepare(translator.model)
+    assert translator.translate(LINES, **{"beam": 1, **options}) == expected
+    assert len(set(expected)) > 3
+
+
+def test_beam_and_alpha_matter_to_these_lines(folder):
+    """So that the test above can fail."""
+    translator = load(folder)
+    assert len({tuple(translator.translate(LINES, beam=beam, alpha=alpha))
+                for beam, alpha in ((1, 0.6), (3, 0.6), (3, 2.0))}) > 1
