@@ -10,7 +10,7 @@ from notebooks import ROOT
 PARTS = [  # of the book: name, first and last page
     ("The model", "00", "09"), ("The data", "10", "13"), ("Learning", "14", "17"), ("Translating", "18", "20"),
     ("The paper's experiments", "21", "23"), ("Engineering", "24", "25"),
-    ("Since the paper", "26", "26"), ("Finding faults", "27", "27"), ("Appendix", "69", "99"),
+    ("Since the paper", "26", "26"), ("Finding faults", "27", "27"), ("Appendix", "68", "99"),
 ]
 MAP = {  # part of the picture, by its name there: the number of the page that explains it; the first that fits counts
     "attention": "01", "masking": "06", "multi_head": "02", "residual": "07", "feed_forward": "03", "embeddings": "04", "softmax": "04",
