@@ -13,7 +13,7 @@ PARTS = [  # of the book: name, first and last page
     ("The model", "00", "09"), ("The data", "10", "13"), ("Learning", "14", "17"),
     ("Translating", "18", "20"), ("The paper's experiments", "21", "23"),
     ("Engineering", "24", "25"),
-    ("Since the paper", "26", "26"), ("Finding faults", "27", "27"), ("Appendix", "67", "99"),
+    ("Since the paper", "26", "26"), ("Finding faults", "27", "27"), ("Appendix", "64", "99"),
 ]
 # {part of the picture, by its name there: number of the page that explains it}; the first fits
 MAP = {
