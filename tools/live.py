@@ -178,7 +178,7 @@ def describe_captions(saved):
         raise ValueError("subwords.js knows byte-pair encoding of lower-cased English in Moses "
                          f"tokens only, not {tokenizer.model!r} with {tokenizer.normalizer}")
     subwords = {"merges": "\n".join(map(" ".join, tokenizer.merges)), "moses": moses()}
-    return describe(saved.model, 8, CAPTION_EXAMPLES, [[text] for text in captions(60)],
+    return describe(saved.model, 8, CAPTION_EXAMPLES, [[text] for text in captions(48)],
                     subwords=subwords)
 
 

@@ -8,7 +8,7 @@
 const Apart = (() => {
   const { element, option, drawing, token, number } = Draw;
   const find = (id) => document.getElementById(`live-${id}`);
-  const SEARCHED = 24; // sentences that a search looks at
+  const SEARCHED = 48; // sentences that a search looks at, at most
   const FOUND = 8; // of them are listed
 
   let view = null; // what is shown: see `draw`
