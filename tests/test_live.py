@@ -1,5 +1,6 @@
-"""The live page computes what the library computes, refuses what is no toy sentence, draws it."""
+"""The live page computes what the library computes, refuses what it cannot translate, draws it."""
 
+import base64
 import itertools
 import json
 import math
@@ -7,6 +8,7 @@ import random
 import re
 import shutil
 import subprocess
+import unicodedata
 from types import SimpleNamespace
 
 import live
@@ -17,69 +19,122 @@ from browsing import SIZE, new_tab
 from helpers import ROOT
 
 from annotated.data.corpora import load_corpus
-from annotated.data.normalization import clean_text
-from annotated.data.tokenizers import BEGIN, END, UNKNOWN, split_words
+from annotated.data.normalization import Normalizer, clean_text
+from annotated.data.tokenizers import BEGIN, END, UNKNOWN, SubwordTokenizer, split_words
 from annotated.model.multi_head import record_attention
 from annotated.model.transformer import Transformer, TransformerConfig
-from annotated.training.checkpoints import book_model
+from annotated.training.checkpoints import book_model, load_checkpoint
 from annotated.translation.search import beam_search, greedy_decode, translate
 
 CODE = ROOT / "docs" / "_static" / "live"
 HOSTILE = ["<img src=x onerror=window.hit=1>", "</script><script>window.hit=1</script>",
            '"><svg onload=window.hit=1>', "javascript:hit=1", "The\u200ddog",
-           "${window.hit=1}", "__proto__", "constructor", "\ud800"]
+           "${window.hit=1}", "__proto__", "constructor"]
 GIRL = "The girl will eat potato soup because it is fresh."
+LIMIT = {"toy": 2_500_000, "captions": 4_000_000}  # bytes
+each_model = pytest.mark.parametrize("name", LIMIT)
 
 # What the page is given
 
 @pytest.fixture(scope="session")
-def book():
-    return book_model()
-
-
-@pytest.fixture(scope="session")
-def half(book):
-    """The library's model, whose weights are those of the page: half precision holds them."""
-    assert all(torch.equal(w.half().float(), w) for w in book.model.state_dict().values())
-    return book.model
-
-
-@pytest.fixture(scope="session")
-def folder(book, tmp_path_factory):
-    """model.js beside the scripts, as in the site."""
+def folder(tmp_path_factory):
+    """The models beside the scripts, as in the site."""
     folder = tmp_path_factory.mktemp("site") / "_static" / "live"
-    shutil.copytree(CODE, folder, ignore=shutil.ignore_patterns("model.js"))
-    live.write(folder, book)
+    shutil.copytree(CODE, folder)
+    live.write(folder)
     return folder
 
 
+def weights_in(described):
+    """{name: weights as single precision}, read by NumPy from what is written for the page."""
+    data, place, found = base64.b64decode(described["base64"]), 0, {}
+    for tensor in described["tensors"]:
+        size, rows = tensor["size"], tensor.get("rows")
+        if rows:
+            scale = np.frombuffer(data, "<f4", rows, place)
+            integers = np.frombuffer(data, "i1", size, place + 4 * rows).reshape(rows, -1)
+            found[tensor["name"]] = integers.astype("f4") * scale[:, None]
+            place += 4 * rows + size
+        else:
+            found[tensor["name"]] = np.frombuffer(data, "<f2", size, place).astype("f4")
+            place += 2 * size
+    assert place == len(data)
+    return found
+
+
+def with_weights(model, described):
+    """The library's model with the weights that the page has, in double precision."""
+    found, own = weights_in(described), model.state_dict()
+    same = Transformer(model.config).double().eval()
+    same.load_state_dict({key: torch.tensor(found[key]).view_as(own[key]) for key in own})
+    return same
+
+
+class Library:
+    """What the library makes of a sentence, with the page's weights."""
+
+    def __init__(self, name, folder):
+        self.saved = book_model() if name == "toy" else load_checkpoint(live.CAPTIONS)
+        text = (folder / f"{name}.js").read_text(encoding="ascii")
+        self.data = json.loads(re.search(rf"MODELS \?\?= {{}}\)\.{name} = (.*);", text)[1])
+        self.tokenizer = self.saved.tokenizer
+        self.model = with_weights(self.saved.model, self.data)
+        toy = load_corpus("toy")
+        self.sentences = ([english for english, _ in (*toy.test[:150], *toy.novel[:150])]
+                          if name == "toy" else live.captions(500, seed=1))
+
+    def source(self, sentence):
+        return torch.tensor([[*self.tokenizer.encode(sentence, "en"), END]])
+
+    def translate(self, sentences, beam=1):
+        return translate(sentences, self.model, self.tokenizer, beam=beam)
+
+    def __call__(self, sentence):
+        """Greedy translation, the pieces of both sides and all recorded attention."""
+        source = self.source(sentence)
+        ids = greedy_decode(self.model, source)[0]
+        with torch.no_grad(), record_attention(self.model) as recorded:
+            self.model(source, torch.tensor([[BEGIN, *ids]]))
+        pieces = self.tokenizer.pieces
+        return SimpleNamespace(text=self.tokenizer.decode(ids), keys=pieces(source[0].tolist()),
+                               pieces=pieces([*ids, END]), attention=recorded)
+
+
 @pytest.fixture(scope="session")
-def sentences():
-    corpus = load_corpus("toy")
-    return [english for english, _ in (*corpus.test[:150], *corpus.novel[:150])]
+def libraries(folder):
+    return {name: Library(name, folder) for name in LIMIT}
 
 
-def description(folder):
-    text = (folder / "model.js").read_text(encoding="ascii")
-    return json.loads(re.search(r"^const MODEL = (.*);$", text, re.MULTILINE)[1])
+@pytest.fixture
+def library(libraries, name):
+    return libraries[name]
+
+
+@pytest.fixture
+def toy(libraries):
+    return libraries["toy"]
 
 
 PRELUDE = """
-const fs = require("fs"), [folder, model] = process.argv.slice(1);
+const fs = require("fs"), [folder, file] = process.argv.slice(1);
 const T = require(folder + "/transformer.js"), W = require(folder + "/words.js");
-const given = JSON.parse(fs.readFileSync(0, "utf8")), MODEL = require(model), END = W.END;
-const net = new T.Transformer(MODEL);
-const words = MODEL.vocabulary && new W.Words(MODEL);
+Object.assign(globalThis, W); // as scripts of one page
+const Subwords = require(folder + "/subwords.js");
+const given = JSON.parse(fs.readFileSync(0, "utf8")), DATA = require(file);
+const net = new T.Transformer(DATA);
+const words = DATA.subwords ? new Subwords(DATA.subwords) : DATA.vocabulary && new W.Words(DATA);
 const plain = (key, x) => (ArrayBuffer.isView(x) ? [...x] : x);
 const answer = (x) => console.log(JSON.stringify(x, plain));
 """
+ENCODE = "answer(given.map((text) => words.encode(text)));"
+DECODE = "answer(given.map((ids) => words.decode(ids)));"
 
 
-def javascript(folder, script, given=None, model=None):
-    """Run a script under Node with the page's code; returns what it gives to `answer`."""
+def javascript(folder, name, script, given=None):
+    """Run a script under Node with the page's code and a model; what it gives to `answer`."""
     if not shutil.which("node"):
         pytest.skip("node is not installed")
-    command = ["node", "-e", PRELUDE + script, str(folder), str(model or folder / "model.js")]
+    command = ["node", "-e", PRELUDE + script, str(CODE), str(folder / f"{name}.js")]
     done = subprocess.run(command, input=json.dumps(given), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout)
@@ -88,14 +143,27 @@ def javascript(folder, script, given=None, model=None):
 def test_every_half_precision_number_is_read_as_ieee_754_says(folder):
     bits = np.arange(2**16, dtype=np.uint16)
     bits = bits[np.isfinite(bits.view(np.float16))]
-    found = javascript(folder, "answer(given.map(T.fromHalf))", bits.tolist())
+    found = javascript(folder, "toy", "answer(given.map(T.fromHalf))", bits.tolist())
     assert found == bits.view(np.float16).tolist() and len(bits) == 2**16 - 2**11
 
 
-def test_the_file_is_small_plain_and_the_same_each_time(folder, book, tmp_path):
-    path = folder / "model.js"
-    assert live.write(tmp_path / "new" / "folder", book).read_bytes() == path.read_bytes()
-    assert path.stat().st_size < 2_500_000 and path.read_bytes().isascii()
+def test_files_are_small_plain_and_the_same_each_time(folder, tmp_path):
+    for name, path in live.write(tmp_path / "new" / "folder").items():
+        data = path.read_bytes()
+        assert data.isascii() and len(data) < LIMIT[name]
+        assert data == (folder / f"{name}.js").read_bytes()
+    form = (ROOT / "docs" / "live" / "form.md").read_text(encoding="utf-8")
+    assert f"loads {len(data) / 1e6:.1f} MB" in form
+
+
+def test_weights_are_the_models_as_far_as_their_bits_go(libraries):
+    for name, library in libraries.items():
+        for key, own in library.saved.model.state_dict().items():
+            lost = (library.model.state_dict()[key] - own.double()).abs()
+            rounds = name == "captions" and own.dim() == 2
+            # half of a step: 127 of them reach the largest of a row
+            step = own.abs().amax(dim=-1, keepdim=True) / 127 if rounds else 0
+            assert (lost <= step * 0.50001).all() and lost.any() == rounds, key
 
 
 @pytest.mark.parametrize("changes, message", [
@@ -107,27 +175,33 @@ def test_a_model_that_the_page_cannot_compute_is_refused(changes, message):
         live.check(TransformerConfig.tiny(9, **changes))
 
 
+def test_a_form_of_text_that_the_page_does_not_know_is_refused():
+    tokenizer = SubwordTokenizer.fit([("a dog", "ein Hund")], 300, normalizer=Normalizer())
+    with pytest.raises(ValueError, match="lower-cased English in Moses tokens only"):
+        live.describe_captions(SimpleNamespace(tokenizer=tokenizer))
+
+
 def test_a_weight_too_large_for_half_precision_is_refused():
     model = Transformer(TransformerConfig.tiny(9, N=1, d_model=8, d_ff=8, h=2))
     with torch.no_grad():
         model.embedding.weight[3, 3] = 70_000
-    with pytest.raises(ValueError, match="too large for half precision"):
+    with pytest.raises(ValueError, match="embedding.weight is too large for half precision"):
         live.pack(model)
 
 
 # The arithmetic
 
-def source_ids(book, sentence):
-    return torch.tensor([[*book.tokenizer.encode(sentence, "en"), END]])
+def close(values, expected, atol=1e-5):
+    torch.testing.assert_close(torch.tensor(values).double(), expected, atol=atol, rtol=0)
 
 
-def test_logits_and_every_attention_weight_are_the_library_s(folder, book, half, sentences):
-    chosen = sentences[::15]
-    translations = book.tokenizer.encode_batch(translate(chosen, half, book.tokenizer), "de")
-    given = [[source_ids(book, english)[0].tolist(), [*german, END]]
-             for english, german in zip(chosen, translations, strict=True)]
+@each_model
+def test_logits_and_every_attention_weight_are_the_library_s(folder, name, library):
+    chosen, model, compared = library.sentences[::25], library.model, 0
+    given = [(library.source(text)[0].tolist(),
+              [*greedy_decode(model, library.source(text))[0], END]) for text in chosen]
     script = """
-    const found = given.map(([source, output]) => {
+    answer(given.map(([source, output]) => {
       let state = net.begin(net.encode(source).memory);
       const logits = [W.BEGIN, ...output.slice(0, -1)].map((token) => {
         const next = net.step(state, token);
@@ -135,61 +209,56 @@ def test_logits_and_every_attention_weight_are_the_library_s(folder, book, half,
         return [...next.logits];
       });
       return { logits, ...T.follow(net, source, output) };
-    });
-    answer(found);
+    }));
     """
-
-    def close(values, expected, atol=1e-5):
-        torch.testing.assert_close(torch.tensor(values).double(), expected, atol=atol, rtol=0)
-
-    double, compared = half.double(), 0
-    for (source, output), found in zip(given, javascript(folder, script, given), strict=True):
-        with torch.no_grad(), record_attention(double) as recorded:
-            fed = torch.tensor([[BEGIN, *output[:-1]]])
-            logits = double(torch.tensor([source]), fed)[0]
-        close(found["logits"], logits, 2e-5)
-        for layer in range(book.model.config.N):
+    answers = javascript(folder, name, script, given)
+    for (source, output), found in zip(given, answers, strict=True):
+        with torch.no_grad(), record_attention(model) as recorded:
+            logits = model(torch.tensor([source]), torch.tensor([[BEGIN, *output[:-1]]]))[0]
+        close(found["logits"], logits, 5e-5)
+        close([one["probabilities"] for one in found["positions"]], logits.softmax(dim=-1))
+        for layer in range(model.config.N):
             own = recorded[f"encoder.layers.{layer}.self_attention"][0]  # (h, queries, keys)
             close(found["encoder"][layer], own.transpose(0, 1))
-            for kind, name in (("self", "self_attention"), ("cross", "cross_attention")):
-                rows = recorded[f"decoder.layers.{layer}.{name}"][0]  # (h, positions, keys)
+            for kind, block in (("self", "self_attention"), ("cross", "cross_attention")):
+                rows = recorded[f"decoder.layers.{layer}.{block}"][0]  # (h, positions, keys)
                 for i, position in enumerate(found["positions"]):
                     keys = len(position[kind][layer][0])  # up to here
                     close(position[kind][layer], rows[:, i, :keys])
                     assert rows[:, i, keys:].sum() == 0
                     compared += 1
-        chances = [position["probabilities"] for position in found["positions"]]
-        close(chances, logits.softmax(dim=-1))
-    half.float()
-    assert len(given) == 20 and compared > 500
+    assert compared > 300
 
 
-def test_three_hundred_translations_are_the_library_s(folder, book, half, sentences):
-    """A third of them with a beam, too."""
+@each_model
+def test_hundreds_of_translations_are_the_library_s(folder, name, library):
+    """300 of the toy language, 500 captions; an eighth of them with a beam, too."""
     script = """
     answer(given.map((sentence, i) => {
       const source = [...words.encode(sentence).ids, END];
-      const { output, score } = i % 3 ? { output: [] } : T.beamSearch(net, source);
+      const { output, score } = i % 8 ? { output: [] } : T.beamSearch(net, source);
       return [words.decode(T.greedy(net, source)), words.decode(output), score];
     }));
     """
-    greedy, beam, scores = zip(*javascript(folder, script, sentences), strict=True)
-    assert list(greedy) == translate(sentences, half, book.tokenizer) and len(set(greedy)) > 290
-    assert list(beam[::3]) == translate(sentences[::3], half, book.tokenizer, beam=4)
-    for sentence, score in list(zip(sentences, scores, strict=True))[::30]:
-        assert abs(beam_search(half, source_ids(book, sentence))[0][0][1] - score) < 1e-4
+    sentences = library.sentences
+    greedy, beam, scores = zip(*javascript(folder, name, script, sentences), strict=True)
+    assert list(greedy) == library.translate(sentences)
+    assert len(set(greedy)) > 0.95 * len(sentences)
+    assert list(beam[::8]) == library.translate(sentences[::8], beam=4)
+    for sentence, score in list(zip(sentences, scores, strict=True))[::40]:
+        assert abs(beam_search(library.model, library.source(sentence))[0][0][1] - score) < 1e-4
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_other_models_and_sentences_without_an_end_agree_too(folder, tmp_path, seed):
+def test_other_models_and_sentences_without_an_end_agree_too(tmp_path, seed):
     """Random models mostly run into the limit, and beams hold hypotheses that end at once."""
     torch.manual_seed(seed)
     sizes = {"N": 1 + seed % 3, "d_model": 24, "d_ff": 40, "h": (1, 2, 3, 4)[seed]}
-    model = Transformer(TransformerConfig(11, **sizes)).half().double().eval()
-    tensors, weights = live.pack(model)
+    model = Transformer(TransformerConfig(11, **sizes)).half().float()
+    tensors, weights = live.pack(model, bits=(8, 16)[seed % 2])
     data = {"config": {"d_model": 24, "h": sizes["h"]}, "tensors": tensors, "base64": weights}
-    path = tmp_path / "model.js"
-    path.write_text(f"module.exports = {json.dumps(data)};")
+    model = with_weights(model, data)
+    (tmp_path / "random.js").write_text(f"module.exports = {json.dumps(data)};")
     sources = [[UNKNOWN + (seed + i * j) % 8 for j in range(1, 2 + i)] + [END] for i in range(8)]
     options, others = [(3, 1, 5), (5, 0, 2), (3, 2, 20)], 0
     script = f"""
@@ -198,8 +267,8 @@ def test_other_models_and_sentences_without_an_end_agree_too(folder, tmp_path, s
       return [output, score];
     }})]));
     """
-    written = javascript(folder, script, sources, path)
-    for source, (greedy, *found) in zip(sources, written, strict=True):
+    answers = javascript(tmp_path, "random", script, sources)
+    for source, (greedy, *found) in zip(sources, answers, strict=True):
         ids = torch.tensor([source])
         assert [token for token in greedy if token != END] == greedy_decode(model, ids)[0]
         for (beam, alpha, extra), (output, score) in zip(options, found, strict=True):
@@ -210,59 +279,98 @@ def test_other_models_and_sentences_without_an_end_agree_too(folder, tmp_path, s
     assert others > 0, "nowhere does the beam say something else"
 
 
-# The words
+# The words of the toy language
 
 REASONS = re.compile(r"[.,?]+\w|[.,?]{2}|[^\w\s.,?]|\x1f")  # marks in a word, two marks, others
-ENCODE = "answer(given.map((text) => words.encode(text)));"
 
 
-def test_every_sentence_of_the_corpus_has_the_library_s_tokens(folder, book):
-    corpus, tokenizer = load_corpus("toy"), book.tokenizer
+def test_every_sentence_of_the_corpus_has_the_library_s_tokens(folder, toy):
+    corpus = load_corpus("toy")
     pairs = [*corpus.train[::5], *corpus.valid, *corpus.test, *corpus.novel]
     sources, targets = zip(*pairs, strict=True)
-    found = javascript(folder, ENCODE, sources)
-    assert [one["ids"] for one in found] == tokenizer.encode_batch(sources, "en")
+    found = javascript(folder, "toy", ENCODE, sources)
+    assert [one["ids"] for one in found] == toy.tokenizer.encode_batch(sources, "en")
     assert not any(one["unknown"] for one in found)
-    ids = tokenizer.encode_batch(targets, "de")
-    found = javascript(folder, "answer(given.map((ids) => words.decode(ids)));", ids)
-    assert found == [tokenizer.decode(row) for row in ids]
+    ids = toy.tokenizer.encode_batch(targets, "de")
+    assert javascript(folder, "toy", DECODE, ids) == [toy.tokenizer.decode(row) for row in ids]
 
 
-def mixed_texts(vocabulary, count):
-    """Words of both languages, marks, spaces and what is neither, put together by chance."""
-    generator = random.Random(0)
-    strange = ["zebra", "dont", "don't", "it's", "cannot", "A", "…", "...", "-", "!", "’s", "U.S.",
-               "3", "<s>", "<unk>", "\u00a0", "\ufeff", "\u200b", "  ", "\t", "\x1f"]
-    between = [" ", " ", " ", ". ", ", ", "? ", "?? ", " , ", ".", ",", ""]
+ODD = """zebra dont don't it's cannot A dogs' o'clock 'tis 1990's ’s U.S. U.S.A. e.g. vs. p.m. St.
+  no. pp. .' 3 3,5 5,300. 7 $5 5 % 50% € ½ ² # @you a@b.de www.x.org &amp; <s> <unk> < > & \\ / | ~
+  [x] { } ( ) " “ ” „ « » ' '' ‘ ’ ` ´ – — - -- … .. ... ..... ?! ; : ! ß İ Σας é e\u0301 дом 漢字 か
+  한국 🎈 👩\u200d🚀 DDD ĠX ⁀""".split() + ["\u00a0", "\ufeff", "\u200b", "  ", "\t", "\x1f", " :"]
+BETWEEN = [" ", " ", " ", ". ", ", ", "? ", "?? ", " , ", ".", ",", ""]
+
+
+def mixed_texts(known, share, between=(), count=4000):
+    """What is known, a share of what is odd, marks and spaces, put together by chance."""
+    generator, between = random.Random(0), [*BETWEEN, *between]
     for _ in range(count):
-        odd = [generator.random() < 0.12 for _ in range(generator.randint(1, 4))]
-        parts = [generator.choice(strange if one else vocabulary) for one in odd]
+        odd = [generator.random() < share for _ in range(generator.randint(1, 5))]
+        parts = [generator.choice(ODD if one else known) for one in odd]
         yield "".join(part + generator.choice(between) for part in parts)
 
 
-def test_an_accepted_text_has_the_library_s_tokens_and_a_refused_one_holds_a_reason(folder, book):
-    known = [book.tokenizer.table[index] for index in description(folder)["english"]]
-    texts = list(mixed_texts(known * 3 + book.tokenizer.words, 4000))
+def test_an_accepted_text_has_the_library_s_tokens_and_a_refused_one_holds_a_reason(folder, toy):
+    known = [toy.tokenizer.table[index] for index in toy.data["english"]]
+    texts = [*mixed_texts(known * 3 + toy.tokenizer.words, share=0.12)]
     texts += [word + mark for word in known for mark in (".", ",", "?", "..", ".?", "?.")]
     accepted = 0
-    for text, found in zip(texts, javascript(folder, ENCODE, texts), strict=True):
+    for text, found in zip(texts, javascript(folder, "toy", ENCODE, texts), strict=True):
         pieces = split_words(clean_text(text), "en")
         if not found["unknown"]:
             assert found["pieces"] == pieces, repr(text)
-            assert found["ids"] == book.tokenizer.encode(text, "en"), repr(text)
+            assert found["ids"] == toy.tokenizer.encode(text, "en"), repr(text)
             accepted += 1
         elif set(pieces) <= set(known):
             assert REASONS.search(text), f"{text!r} refused for {found['unknown']}"
     assert accepted > 1500
 
 
+# A letter that Python's Unicode does not know yet is left out: a browser may know it.
+CHARACTERS = [chr(code) for code in range(0x30000)
+              if unicodedata.category(chr(code)) not in ("Cn", "Cs")]
+
+
+def blocks(between):
+    return [between.join(CHARACTERS[start:start + 64]) for start in range(0, len(CHARACTERS), 64)]
+
+
 def test_text_is_cleaned_as_the_library_cleans_it(folder):
-    characters = [chr(code) for code in range(0x30000) if not 0xd800 <= code < 0xe000]
-    blocks = ["x".join(characters[start:start + 256]) for start in range(0, len(characters), 256)]
-    texts = [*blocks, "\x1b[31mred\x1b[0m", "Mu\u0308ller", "a\U000e0041b", "\x1b]0;", "\x1b("]
-    found = javascript(folder, "answer(given.map(W.cleanText));", texts)
+    texts = [*blocks("x"), "\x1b[31mred\x1b[0m", "Mu\u0308ller", "a\U000e0041b", "\x1b]0;", "\x1b("]
+    found = javascript(folder, "toy", "answer(given.map(W.cleanText));", texts)
     for text, cleaned in zip(texts, found, strict=True):
         assert cleaned == clean_text(text), ascii(text)
+
+
+# The pieces of the model of captions
+
+def test_every_text_has_the_library_s_pieces(folder, libraries):
+    library = libraries["captions"]
+    words = [word for text in library.sentences for word in text.split()]
+    between = ["'", '"', "' ", " '", '" ', " (", ") ", "-"]
+    texts = [*library.sentences, *mixed_texts(words, 0.4, between, count=2000), "", " ", "\u200b", "x" * 300]
+    texts += itertools.chain(*map(blocks, (" ", "", "'a'", "1,", "a. ")))
+    found = javascript(folder, "captions", ENCODE, texts)
+    for text, one, ids in zip(texts, found, library.tokenizer.encode_batch(texts, "en"),
+                              strict=True):
+        assert one["ids"] == ids, ascii(text)
+        assert one["pieces"] == library.tokenizer.pieces(ids), ascii(text)
+    assert not any(one["unknown"] for one in found)
+    assert not any(one["strange"] for one in found[:500])
+    [half] = javascript(folder, "captions", ENCODE, ["a \ud83c dog"])
+    assert half["unknown"] == ["\ud83c"], "which the library refuses, too"
+
+
+def test_every_row_of_pieces_is_joined_as_the_library_joins_it(folder, libraries):
+    library, draw = libraries["captions"], random.Random(0)
+    marks = [library.tokenizer.encode(mark) for mark in [*ODD, *".,:!?%)]}([{$¿"] * 3]
+    rows = [[draw.randrange(3, 10_000) for _ in range(12)] for _ in range(1000)]
+    rows += [[*itertools.chain(*draw.choices(marks, k=8)), END, 5] for _ in range(1000)]
+    texts = [library.tokenizer.decode(row).replace("\ufffd", "") for row in rows]
+    assert javascript(folder, "captions", DECODE, rows) == texts
+    labels = library.tokenizer.pieces(range(10_000))
+    assert javascript(folder, "captions", "answer(words.labels);") == labels
 
 
 # The page in a browser
@@ -277,12 +385,15 @@ def visit(browser, address):
     """Open the page; in the end nothing may be requested elsewhere, gone wrong, or executed."""
     opened = []
 
-    def visit(motion="reduce", viewport=SIZE):
+    def visit(name="toy", motion="reduce", viewport=SIZE):
         page = new_tab(browser, reduced_motion=motion, viewport=viewport)
-        page.address = address
+        page.address, page.files = address, []
+        page.on("request", lambda request: page.files.append(request.url.rpartition("/")[2]))
         opened.append(page)
         page.goto(f"{address}live.html")
         page.wait_for_selector("#live-heatmap rect")
+        if name != "toy":
+            change_model(page, name)
         return page
 
     yield visit
@@ -290,6 +401,12 @@ def visit(browser, address):
         assert page.evaluate("window.hit") is None
         page.close()
         assert page.outside == page.mistakes == []
+
+
+def change_model(page, name):
+    page.check(f"input[value={name}]")
+    page.wait_for_function("() => !document.querySelector('#live-message').innerText"
+                           ".startsWith('Loading')")
 
 
 def enter(page, sentence):
@@ -338,48 +455,59 @@ BLOCKS = {"cross": "decoder.layers.{}.cross_attention",
           "decoder": "decoder.layers.{}.self_attention"}
 
 
-def library(book, half, sentence):
-    """Greedy translation, its pieces and all recorded attention."""
-    source = source_ids(book, sentence)
-    ids = greedy_decode(half, source)[0]
-    with torch.no_grad(), record_attention(half) as recorded:
-        half(source, torch.tensor([[BEGIN, *ids]]))
-    pieces = book.tokenizer.pieces
-    return SimpleNamespace(text=book.tokenizer.decode(ids), keys=pieces(source[0].tolist()),
-                           pieces=pieces([*ids, END]), attention=recorded)
-
-
-def test_what_is_typed_is_translated_as_the_library_does(visit, book, half, sentences):
-    page = visit()
-    for sentence in sentences[::40]:
+@each_model
+def test_what_is_typed_is_translated_as_the_library_does(visit, name, library):
+    page = visit(name)
+    for sentence in library.sentences[::60]:
         enter(page, sentence)
-        expected = library(book, half, sentence)
+        expected = library(sentence)
         assert translation(page) == expected.text and written(page) == expected.pieces
+        assert page.locator("#live-source bdi").all_text_contents() == expected.keys
         assert expected.text in page.inner_text("#live-message"), "not announced"
     page.check("input[value=beam]")
-    for sentence in ["The boy puts on his jacket.", *sentences[150::50]]:
+    for sentence in library.sentences[150::50][:4]:
         enter(page, sentence)
-        assert translation(page) == translate([sentence], half, book.tokenizer, beam=4)[0]
+        assert [translation(page)] == library.translate([sentence], beam=4)
 
 
-def test_every_head_is_drawn_as_the_library_records_it(visit, book, half):
-    page, drawings = visit(), set()
-    N, h = book.model.config.N, book.model.config.h
-    enter(page, GIRL)
-    recorded = library(book, half, GIRL).attention
+def test_captions_are_loaded_only_when_asked_for_and_the_toy_comes_back(visit, libraries):
+    page = visit()
+    assert page.is_checked("input[value=toy]") and page.locator("#live-guide").is_visible()
+    for sentence in ("The dog sleeps.", GIRL):
+        enter(page, sentence)
+    page.click("#live-random")
+    assert "toy.js" in page.files and "captions.js" not in page.files
+    for name in ("captions", "toy", "captions"):
+        change_model(page, name)
+        sentence = page.input_value("#live-sentence")
+        assert sentence == libraries[name].data["examples"][0][1]
+        assert translation(page) == libraries[name](sentence).text
+        assert page.locator("#live-guide").is_visible() == (name == "toy")
+        sizes = libraries[name].model.config
+        assert page.locator("#live-overview button").count() == sizes.N * sizes.h
+        assert f"{sizes.vocab_size:,}" in page.inner_text("#live-facts")
+    assert page.files.count("captions.js") == 1
+
+
+@each_model
+def test_every_head_is_drawn_as_the_library_records_it(visit, name, library):
+    page, drawings = visit(name), set()
+    N, h, sentence = library.model.config.N, library.model.config.h, library.sentences[0]
+    enter(page, sentence)
+    recorded = library(sentence).attention
 
     def seen(kind, weights):  # the decoder's are a triangle
         return [w for i, row in enumerate(weights.tolist())
                 for w in (row[: i + 1] if kind == "decoder" else row)]
 
-    for kind, name in BLOCKS.items():
+    for kind, block in BLOCKS.items():
         choose(page, kind=kind)
         pictures = "all => all.map((canvas) => canvas.toDataURL())"
         small = page.eval_on_selector_all("#live-overview canvas", pictures)
         assert len(set(small)) == N * h
         for layer, head in itertools.product(range(N), (*range(h), -1)):
             choose(page, layer=layer + 1, head=head + 1)
-            weights = recorded[name.format(layer)][0]
+            weights = recorded[block.format(layer)][0]
             weights = weights.mean(dim=0) if head < 0 else weights[head]
             drawn = opacities(page)
             assert drawn == pytest.approx(seen(kind, weights), abs=6e-4)
@@ -394,24 +522,25 @@ def test_every_head_is_drawn_as_the_library_records_it(visit, book, half):
     assert cells[:4] == [f"{w:.2f}" for w in weights[3, :4].tolist()] and set(cells[4:]) == {"–"}
 
 
-def test_a_weight_is_taken_apart_into_the_products_that_the_library_adds_up(visit, book, half):
-    page, given = visit(), {}
-    enter(page, GIRL)
-    blocks = {kind: half.get_submodule(name.format(1)) for kind, name in BLOCKS.items()}
+@each_model
+def test_a_weight_is_taken_apart_into_the_products_that_the_library_adds_up(visit, name, library):
+    page, given, sentence = visit(name), {}, library.sentences[0]
+    enter(page, sentence)
+    blocks = {kind: library.model.get_submodule(block.format(1)) for kind, block in BLOCKS.items()}
     hooks = [block.register_forward_pre_hook(lambda _, x, kind=kind: given.setdefault(kind, x))
              for kind, block in blocks.items()]
-    recorded = library(book, half, GIRL).attention
+    recorded = library(sentence).attention
     for hook in hooks:
         hook.remove()
 
     def numbers_in(texts):
         return [float(text.split("= ")[-1].replace("−", "-")) for text in texts]
 
-    for kind, head, query, key in (("cross", 3, 4, 6), ("encoder", 0, 2, 5), ("decoder", 1, 5, 3)):
+    for kind, head, query, key in (("cross", 3, 4, 3), ("encoder", 0, 2, 4), ("decoder", 1, 4, 3)):
         choose(page, kind=kind, layer=2, head=head + 1, query=query, key=key)
         asking, read = given[kind][:2]
-        q = blocks[kind].queries(asking)[0, head, query].double()
-        k = blocks[kind].keys_and_values(read, read)[0][0, head, key].double()
+        q = blocks[kind].queries(asking)[0, head, query]
+        k = blocks[kind].keys_and_values(read, read)[0][0, head, key]
         said = numbers_in(page.locator("#live-sum strong").all_inner_texts())
         weight = recorded[BLOCKS[kind].format(1)][0, head, query, key].item()
         product = (q @ k).item()
@@ -422,11 +551,13 @@ def test_a_weight_is_taken_apart_into_the_products_that_the_library_adds_up(visi
     assert (page.input_value("#live-query"), page.input_value("#live-key")) == ("3", "2")
 
 
-def test_lines_of_all_heads_follow_the_toggles_and_the_token_that_is_pointed_at(visit, book, half):
-    page = visit()
-    enter(page, "The dog sleeps.")
-    recorded = library(book, half, "The dog sleeps.").attention
-    weights = recorded["decoder.layers.1.cross_attention"][0]
+@each_model
+def test_lines_of_all_heads_follow_the_toggles_and_the_token_that_is_pointed_at(
+        visit, name, library):
+    page, sentence = visit(name), library.sentences[0]
+    enter(page, sentence)
+    last = library.model.config.N - 1
+    weights = library(sentence).attention[f"decoder.layers.{last}.cross_attention"][0]
     assert strokes(page) == lines_of(weights)
     page.uncheck("#live-toggles input >> nth=0")
     assert strokes(page) == lines_of(weights[1:])
@@ -439,7 +570,7 @@ def test_lines_of_all_heads_follow_the_toggles_and_the_token_that_is_pointed_at(
     (1, "decoder.layers.1.cross_attention", [0, 2, 3], "ein", "invites"),
     (2, "encoder.layers.1.self_attention", [1, 3], "she", "aunt"),
 ])
-def test_phrases_show_the_lines_of_heads(visit, book, half, phrase, block, heads, asking, read):
+def test_phrases_show_the_lines_of_heads(visit, toy, phrase, block, heads, asking, read):
     page = visit()
     enter(page, "The dog sleeps.")
     button = page.locator("#live-guide button").nth(phrase)
@@ -449,7 +580,7 @@ def test_phrases_show_the_lines_of_heads(visit, book, half, phrase, block, heads
     sentence = page.locator("#live-guide").get_attribute("data-sentence")
     assert page.input_value("#live-sentence") == sentence
     assert button.get_attribute("aria-pressed") == "true"
-    expected = library(book, half, sentence)
+    expected = toy(sentence)
     row = (expected.keys if block.startswith("encoder") else expected.pieces).index(asking)
     weights = expected.attention[block][0, heads]
     assert strokes(page) == lines_of(weights, stressed=row)
@@ -459,32 +590,34 @@ def test_phrases_show_the_lines_of_heads(visit, book, half, phrase, block, heads
     assert read in {expected.keys[place] for place in others.argmax(dim=1)}
 
 
-def test_a_head_is_followed_into_other_sentences(visit, book, half):
-    page = visit()
-    enter(page, "The dog sleeps.")
-    choose(page, head=4, query=1)
+@pytest.mark.parametrize("name, sentence, asking, last", [
+    ("toy", "The dog sleeps.", "Hund", 1), ("captions", "A man plays the guitar.", "▁ein", 3)])
+def test_a_head_is_followed_into_other_sentences(visit, name, library, sentence, asking, last):
+    page = visit(name)
+    enter(page, sentence)
+    choose(page, head=4, query=written(page).index(asking))
     page.click("#live-search")
     page.wait_for_selector("#live-search-status:has-text('other sentences')")
     found = page.locator("#live-alike li")
-    assert page.inner_text("#live-search-status").startswith("Hund stands in ")
+    assert page.inner_text("#live-search-status").startswith(f"{asking} stands in ")
     assert found.count() > 2
     for line in found.all()[:3]:
-        sentence, key = line.locator("button").inner_text(), line.locator("strong").inner_text()
-        expected = library(book, half, sentence)
-        row = expected.pieces.index("Hund")
-        weights = expected.attention["decoder.layers.1.cross_attention"][0, 3, row]
+        other, key = line.locator("button").inner_text(), line.locator("strong").inner_text()
+        expected = library(other)
+        row = expected.pieces.index(asking)
+        weights = expected.attention[f"decoder.layers.{last}.cross_attention"][0, 3, row]
         assert key == expected.keys[int(weights.argmax())]
         said = float(line.inner_text().split()[-1])
         assert said == pytest.approx(weights.max().item(), abs=0.006)
     line.locator("button").click()
-    assert page.input_value("#live-sentence") == sentence and translation(page) == expected.text
+    assert page.input_value("#live-sentence") == other and translation(page) == expected.text
 
 
-def test_steps_by_button_slider_and_keyboard(visit, book, half):
+def test_steps_by_button_slider_and_keyboard(visit, toy):
     page = visit()
     sentence = "The mouse that my uncle likes sleeps."
     enter(page, sentence)
-    pieces, columns = library(book, half, sentence).pieces, len(source_ids(book, sentence)[0])
+    pieces, columns = toy(sentence).pieces, len(toy(sentence).keys)
     page.click("#live-again")
     assert written(page) == pieces[:1]
     assert page.inner_text("#live-beam tr:first-child td").strip().endswith(pieces[0])
@@ -506,10 +639,10 @@ def test_steps_by_button_slider_and_keyboard(visit, book, half):
     assert len(chances) == 5 and chances[0].startswith("</s>")
 
 
-def test_played_token_by_token_unless_motion_is_unwanted(visit, book, half):
+def test_played_token_by_token_unless_motion_is_unwanted(visit, toy):
     page = visit(motion="no-preference")
     sentence = "The kitchen knife is under the table."
-    pieces = library(book, half, sentence).pieces
+    pieces = toy(sentence).pieces
     page.evaluate("""() => {
       const target = document.querySelector('#live-target');
       window.counts = [];
@@ -523,18 +656,18 @@ def test_played_token_by_token_unless_motion_is_unwanted(visit, book, half):
     assert steps[-len(pieces):] == list(range(1, len(pieces) + 1)), "a token at a time"
 
 
-def test_examples_and_random_sentences(visit, book, half):
-    page, seen = visit(), set()
+@each_model
+def test_examples_and_random_sentences(visit, name, library):
+    page, seen = visit(name), set()
     page.select_option("#live-examples", index=2)
-    assert translation(page) == library(book, half, page.input_value("#live-sentence")).text
     for _ in range(5):
-        page.click("#live-random")
         seen.add(page.input_value("#live-sentence"))
-        assert translation(page) == library(book, half, page.input_value("#live-sentence")).text
-    assert len(seen) > 1
+        assert translation(page) == library(page.input_value("#live-sentence")).text
+        page.click("#live-random")
+    assert len(seen) > 2
 
 
-def test_unknown_words_are_said_and_a_near_one_put_in_their_place(visit, book, half):
+def test_unknown_words_are_said_and_a_near_one_put_in_their_place(visit, toy):
     page = visit()
     before = translation(page)
     enter(page, "where is the zebra?")
@@ -546,27 +679,38 @@ def test_unknown_words_are_said_and_a_near_one_put_in_their_place(visit, book, h
     page.click("#live-message button:text('Where')")
     assert page.input_value("#live-sentence") == "Where is the dog?"
     assert page.get_attribute("#live-sentence", "aria-invalid") is None
-    assert translation(page) == library(book, half, "Where is the dog?").text
-    for text, said in (("The Hund sleeps.", "“Hund” is a German word"), ("a " * 60, "60 tokens"),
-                       ("   ", "Type a sentence"), ("the dog sleeps", "capital letter")):
-        enter(page, text)
-        assert said in page.inner_text("#live-message")
+    assert translation(page) == toy("Where is the dog?").text
+
+
+@pytest.mark.parametrize("name, text, said", [
+    ("toy", "The Hund sleeps.", "“Hund” is a German word"), ("toy", "a " * 60, "60 tokens"),
+    ("toy", "   ", "Type a sentence"), ("toy", "the dog sleeps", "capital letter"),
+    ("captions", "", "Type a sentence"), ("captions", "\u200b ", "Type a sentence"),
+    ("captions", "a " * 60, "60 tokens; this page draws 40"),
+    ("captions", "A 🎈 and a дом.", "hardly met “🎈” “д” “о” “м” while it was trained"),
+])
+def test_what_a_sentence_lacks_is_said(visit, name, text, said):
+    page = visit(name)
+    enter(page, text)
+    assert said in page.inner_text("#live-message")
     assert translation(page)
 
 
-def test_hostile_text_is_inert_and_shown_as_text(visit):
-    page = visit()
+@each_model
+def test_hostile_text_is_inert_and_shown_as_text(visit, name, library):
+    page = visit(name)
     elements = "document.querySelectorAll('script, img, iframe, object').length"
     before = page.evaluate(elements)
     for text in HOSTILE:
         enter(page, text)
-        assert "is not in the toy language" in page.inner_text("#live-message"), text
-    for text, shown in (("The\u200ddog sleeps.", "The\\u{200d}dog"), (HOSTILE[0], "“<img”")):
-        enter(page, text)
-        assert shown in page.inner_text("#live-message")
+        refused = "is not in the toy language" in page.inner_text("#live-message")
+        assert refused == (name == "toy"), text
+    if name == "toy":
+        enter(page, "The\u200ddog sleeps.")
+        assert "The\\u{200d}dog" in page.inner_text("#live-message")
     assert page.evaluate(elements) == before
     enter(page, "The dog sleeps.")
-    assert translation(page) == "Der Hund schläft."
+    assert translation(page) == library("The dog sleeps.").text
 
 
 def test_dark_mode_changes_the_drawing(visit):
@@ -581,22 +725,24 @@ def test_dark_mode_changes_the_drawing(visit):
     assert len(set(colours)) == 4
 
 
-def test_no_sideways_scroll_at_320_pixels(visit):
-    page = visit(viewport={"width": 320, "height": 640})
-    enter(page, "Twelve friendly brothers think that the daughters have bought a kitchen knife.")
-    assert page.evaluate("document.documentElement.scrollWidth") <= 320
+@each_model
+def test_no_sideways_scroll_at_320_pixels(visit, name, library):
+    page = visit(name, viewport={"width": 320, "height": 640})
+    enter(page, max(library.sentences, key=len))
     page.eval_on_selector_all("details", "all => all.forEach((one) => { one.open = true; })")
     assert page.evaluate("document.documentElement.scrollWidth") <= 320
 
 
-def test_it_works_from_the_disk_and_says_what_is_missing(browser, site, folder, tmp_path):
+def test_it_works_from_the_disk_and_says_what_is_missing(browser, site, libraries, tmp_path):
     page = browser.new_page(reduced_motion="reduce")
     page.goto((site / "live.html").as_uri())
-    enter(page, "The dog sleeps.")
-    assert translation(page) == "Der Hund schläft."
-    without_model = shutil.ignore_patterns("model.js")
-    shutil.copytree(folder, tmp_path / "_static" / "live", ignore=without_model)
+    for name, library in libraries.items():
+        change_model(page, name)
+        enter(page, "The dog sleeps.")
+        assert translation(page) == library("The dog sleeps.").text
+    shutil.copytree(CODE, tmp_path / "_static" / "live")
     shutil.copy(site / "live.html", tmp_path)
     page.goto((tmp_path / "live.html").as_uri())
-    assert "make site" in page.inner_text("#live-message") and page.is_hidden("#live-form")
+    page.wait_for_selector("#live-message:has-text('make site')")
+    assert page.is_hidden("#live-form")
     page.close()

@@ -1,5 +1,5 @@
 "use strict";
-/* What the scripts of the live page share: elements made of text that stays text, and numbers as words. */
+/* What the live page's scripts share: elements made of text that stays text, numbers as words. */
 
 const Draw = (() => {
   function element(tag, properties = {}, ...children) {
@@ -7,6 +7,9 @@ const Draw = (() => {
     node.append(...children);
     return node;
   }
+
+  const cell = (...content) => element("td", {}, ...content);
+  const option = (value, text, selected = false) => element("option", { value, selected }, text);
 
   function drawing(tag, attributes = {}, ...children) {
     const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
@@ -20,8 +23,11 @@ const Draw = (() => {
     return element("bdi", { className: /^<.*>$/.test(text) ? "live-special" : "" }, text);
   }
 
-  const percent = (p) => (p > 0.9995 ? "100 %" : p < 0.001 ? "< 0.1 %" : `${(100 * p).toFixed(1)} %`);
+  function percent(p) {
+    return p > 0.9995 ? "100 %" : p < 0.001 ? "< 0.1 %" : `${(100 * p).toFixed(1)} %`;
+  }
+
   const number = (x, digits = 3) => x.toFixed(digits).replace("-", "−");
 
-  return { element, drawing, token, percent, number };
+  return { element, cell, option, drawing, token, percent, number };
 })();

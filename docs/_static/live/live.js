@@ -1,32 +1,72 @@
 "use strict";
 /*
- * The live page: what is typed goes through words.js and transformer.js, and every step of it is drawn.
+ * The live page: what is typed becomes tokens (words.js, subwords.js), goes through transformer.js,
+ * and every step of it is drawn.
  *
- * Texts become elements by textContent only, so that whatever a visitor types stays text. Colours are left to live.css, where they follow
- * the theme: the heat map is one colour whose opacity is the weight.
+ * Texts become elements by textContent only, so that whatever a visitor types stays text. Colours
+ * are left to live.css, where they follow the theme: the heat map is one colour whose opacity is
+ * the weight.
  */
 
 (() => {
   const find = (id) => document.getElementById(`live-${id}`);
   const message = find("message");
-  if (typeof MODEL === "undefined") {
-    message.textContent = "The model is missing: `make site` writes it to _static/live/model.js, which this page needs beside it.";
-    return;
-  }
+  const { element, cell, option, drawing, token, percent, number } = Draw;
 
   const LONGEST = 40; // tokens of a sentence that the page still draws
   const PACE = 350; // milliseconds from token to token while the translation is played
-  const model = new Transformer.Transformer(MODEL);
-  const words = new Words(MODEL);
-  const { N, h } = MODEL.config;
 
+  let used = null; // the model on the page: see `use`
   let shown = null; // the sentence on the page: see `translate`
   let position = 1; // how many tokens of its translation are written
   let timer = null; // while it is played
 
-  // ---- Elements -----------------------------------------------------------------------------------------------------
+  // ---- Models -----------------------------------------------------------------------------------
 
-  const { element, drawing, token, percent, number } = Draw;
+  const folder = new URL(".", document.currentScript.src);
+  const models = {}; // {name: promise of {name, data, net, words}}: those that were asked for
+
+  /**
+   * The model of this name. Its file is a script that puts data into MODELS, and is loaded when it
+   * is asked for the first time.
+   */
+  async function load(name) {
+    if (!window.MODELS?.[name]) {
+      await new Promise((resolve, reject) => {
+        const script = element("script", { src: new URL(`${name}.js`, folder), onload: resolve });
+        script.onerror = () => reject(new Error("The model is missing: `make site` writes it to "
+          + `_static/live/${name}.js, which this page needs beside it.`));
+        document.head.append(script);
+      });
+    }
+    const data = window.MODELS[name];
+    const words = data.subwords ? new Subwords(data.subwords) : new Words(data);
+    return { name, data, words, net: new Transformer.Transformer(data) };
+  }
+
+  /** Change to a model; if it cannot be had, say why, and keep the one that is there. */
+  async function choose(name, { played = true } = {}) {
+    const box = (wanted) => document.querySelector(`input[name=live-model][value=${wanted}]`);
+    pause();
+    say("Loading the model …");
+    box(name).checked = true;
+    try {
+      const found = await (models[name] ??= load(name));
+      if (box(name).checked) use(found, played); // unless another was chosen meanwhile
+    } catch (error) {
+      delete models[name]; // it may be there the next time
+      say(error.message);
+      if (used) box(used.name).checked = true;
+    }
+  }
+
+  // ---- Elements ---------------------------------------------------------------------------------
+
+  /** Put texts or paragraphs into the place for messages, which a screen reader reads out. */
+  function say(...lines) {
+    const paragraph = (line) => (typeof line === "string" ? element("p", {}, line) : line);
+    message.replaceChildren(...lines.filter(Boolean).map(paragraph));
+  }
 
   /** A word as typed, with what would not be seen spelt out. */
   function visible(word) {
@@ -35,28 +75,38 @@
     return element("bdi", {}, `“${text.length > 40 ? `${text.slice(0, 40)}…` : text}”`);
   }
 
-  // ---- From a sentence to everything the page shows -----------------------------------------------------------------
+  // ---- From a sentence to everything the page shows ---------------------------------------------
 
-  /** Both translations of a sentence and, for the one that is chosen, all the model computed; null if a word is unknown. */
+  /**
+   * Both translations of a sentence and, for the one that is chosen, all the model computed; null
+   * if a word is unknown.
+   */
   function translate(text) {
-    const { pieces, ids, unknown } = words.encode(text);
-    if (!pieces.length) return complain([element("p", {}, "Type a sentence, or take an example.")]);
+    const { net, words } = used;
+    const { pieces, ids, unknown, strange } = words.encode(text);
     if (unknown.length) {
-      const more = unknown.length - 5;
-      return complain([...unknown.slice(0, 5).map(explain), ...(more > 0 ? [element("p", {}, `And ${more} more unknown.`)] : [])]);
+      const more = unknown.length > 5 ? `And ${unknown.length - 5} more unknown.` : "";
+      return complain(...unknown.slice(0, 5).map(explain), more);
     }
+    if (!pieces.length) return complain("Type a sentence, or take an example.");
     if (pieces.length > LONGEST) {
-      return complain([element("p", {}, `That is ${pieces.length} tokens; this page draws ${LONGEST} at most.`)]);
+      return complain(`That is ${pieces.length} tokens; this page draws ${LONGEST} at most.`);
     }
     const source = [...ids, END];
-    const outputs = { greedy: Transformer.greedy(model, source) };
-    const search = Transformer.beamSearch(model, source);
+    const outputs = { greedy: Transformer.greedy(net, source) };
+    const search = Transformer.beamSearch(net, source);
     outputs.beam = search.output;
     const decoding = document.querySelector("input[name=live-decoding]:checked").value;
     const output = outputs[decoding];
-    const { encoder, asked, positions } = Transformer.follow(model, source, output);
+    const all = everything(source, output);
+    return { text, source, strange, outputs, search, decoding, output, ...all };
+  }
+
+  /** All that the model computes while it writes `output`, and the pieces of source and output. */
+  function everything(source, output) {
+    const { net, words } = used;
     return {
-      text, source, outputs, search, decoding, output, positions, encoder, asked,
+      ...Transformer.follow(net, source, output),
       read: words.pieces(source),
       written: words.pieces(output),
       fed: words.pieces([BEGIN, ...output.slice(0, -1)]),
@@ -64,18 +114,15 @@
   }
 
   /** Say what is wrong with the sentence, which stays as it is. */
-  function complain(lines) {
-    message.replaceChildren(...lines);
+  function complain(...lines) {
+    say(...lines);
     find("sentence").setAttribute("aria-invalid", "true");
     return null;
   }
 
   /** Why a word cannot be translated, and which ones could. */
   function explain(word) {
-    if (words.german.has(word)) {
-      return element("p", {}, visible(word), " is a German word of the toy language; this page translates from English.");
-    }
-    const buttons = words.similar(word).map((known) => {
+    const buttons = used.words.similar(word).map((known) => {
       const button = element("button", { type: "button" }, known);
       button.addEventListener("click", () => {
         const exactly = word.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
@@ -86,11 +133,12 @@
       });
       return button;
     });
-    const suggestions = buttons.length ? [" Perhaps ", ...buttons.flatMap((button, i) => (i ? [" ", button] : [button])), "?"] : [];
-    return element("p", {}, visible(word), " is not in the toy language.", ...suggestions);
+    const line = element("p", {}, visible(word), ` ${used.words.refusal(word)}`);
+    if (buttons.length) line.append(" Perhaps", ...buttons.flatMap((button) => [" ", button]), "?");
+    return line;
   }
 
-  // ---- The steps of the translation ---------------------------------------------------------------------------------
+  // ---- The steps of the translation -------------------------------------------------------------
 
   function drawTokens() {
     const { layer, head } = choice();
@@ -107,10 +155,12 @@
       return item;
     }));
     const complete = position === shown.output.length;
-    const pair = MODEL.pairs.find(([english]) => english === shown.text.trim());
-    const said = words.decode(shown.output.slice(0, position));
-    const verdict = !pair || !complete ? "" : pair[1] === said ? " The corpus says the same." : ` The corpus says: ${pair[1]}`;
-    find("verdict").replaceChildren(element("strong", { lang: "de", id: "live-translation" }, said), verdict);
+    const [, german] = used.data.pairs.find(([english]) => english === shown.text.trim()) ?? [];
+    const said = used.words.decode(shown.output.slice(0, position));
+    const verdict = german === said ? " The corpus says the same." : ` The corpus says: ${german}`;
+    find("verdict").replaceChildren(
+      element("strong", { lang: "de", id: "live-translation" }, said),
+      german && complete ? verdict : "");
   }
 
   function drawCandidates() {
@@ -120,9 +170,9 @@
     find("candidates").replaceChildren(...best.map((id) => {
       const bar = element("span", { className: "live-bar" });
       bar.style.width = `${100 * probabilities[id]}%`;
-      const row = element("tr", { className: id === chosen ? "live-chosen" : "" },
-        element("th", { scope: "row" }, token(words.table[id])), element("td", {}, percent(probabilities[id])), element("td", {}, bar));
-      return row;
+      const [piece] = used.words.pieces([id]);
+      return element("tr", { className: id === chosen ? "live-chosen" : "" },
+        element("th", { scope: "row" }, token(piece)), cell(percent(probabilities[id])), cell(bar));
     }));
     const said = `Token ${position} of ${shown.output.length}: `;
     const after = position > 1 ? `after “${shown.fed.slice(1, position).join(" ")}”` : "the first";
@@ -130,52 +180,64 @@
     const slider = find("position");
     slider.max = shown.output.length;
     slider.value = position;
-    slider.setAttribute("aria-valuetext", `${position} of ${shown.output.length}: ${shown.written[position - 1]}`);
-    for (const id of ["next", "whole"]) find(id).setAttribute("aria-disabled", position === shown.output.length);
+    const [last, piece] = [shown.output.length, shown.written[position - 1]];
+    slider.setAttribute("aria-valuetext", `${position} of ${last}: ${piece}`);
+    for (const id of ["next", "whole"]) find(id).setAttribute("aria-disabled", position === last);
     find("again").setAttribute("aria-disabled", position === 1);
   }
 
-  // ---- Attention ----------------------------------------------------------------------------------------------------
+  // ---- Attention --------------------------------------------------------------------------------
 
+  /** What is chosen: layer and head are counted from 0, and head -1 is the mean. */
   const choice = () => ({
-    kind: find("kind").value, layer: find("layer").value - 1, head: find("head").value - 1, // counted from 0; head -1: the mean
+    kind: find("kind").value, layer: find("layer").value - 1, head: find("head").value - 1,
   });
+
+  /** The name of a block: "Cross-attention, layer 2". */
+  function nameOf(layer) {
+    return `${find("kind").selectedOptions[0].text.split(":")[0]}, layer ${layer + 1}`;
+  }
 
   /** One head's row of weights, or the mean of all heads. */
   function mean(heads, head) {
-    return head >= 0 ? heads[head] : heads[0].map((_, j) => heads.reduce((sum, row) => sum + row[j], 0) / heads.length);
+    if (head >= 0) return heads[head];
+    return heads[0].map((_, j) => heads.reduce((sum, row) => sum + row[j], 0) / heads.length);
   }
 
-  /** One matrix: {rows: weights of each query, queries, keys}. Of a translation only what has been written is drawn. */
+  /**
+   * One matrix: {rows: weights of each query, queries, keys}. Of a translation only what has been
+   * written is drawn.
+   */
   function matrix(kind, layer, head, of = shown, until = position) {
     if (kind === "encoder") {
-      return { rows: of.encoder[layer].map((heads) => mean(heads, head)), queries: of.read, keys: of.read };
+      const rows = of.encoder[layer].map((heads) => mean(heads, head));
+      return { rows, queries: of.read, keys: of.read };
     }
-    const written = of.positions.slice(0, until);
-    const rows = written.map((step) => mean((kind === "cross" ? step.cross : step.self)[layer], head));
-    return { rows, queries: of.written.slice(0, until), keys: kind === "cross" ? of.read : of.fed };
+    const [name, keys] = kind === "cross" ? ["cross", of.read] : ["self", of.fed];
+    const rows = of.positions.slice(0, until).map((step) => mean(step[name][layer], head));
+    return { rows, queries: of.written.slice(0, until), keys };
   }
 
   /** The matrices of all heads of a block: {matrices, queries, keys}. */
   function matricesOf(of, kind, layer, until = Infinity) {
+    const { h } = used.data.config;
     const all = Array.from({ length: h }, (_, head) => matrix(kind, layer, head, of, until));
     return { matrices: all.map(({ rows }) => rows), queries: all[0].queries, keys: all[0].keys };
   }
 
   /** Everything of a sentence in one go, without a word to the visitor: for searches. */
   function quietly(text) {
-    const source = [...words.encode(text).ids, END];
-    const output = Transformer.greedy(model, source);
-    const { encoder, asked, positions } = Transformer.follow(model, source, output);
-    return { encoder, asked, positions, read: words.pieces(source), written: words.pieces(output), fed: words.pieces([BEGIN, ...output.slice(0, -1)]) };
+    const source = [...used.words.encode(text).ids, END];
+    const output = Transformer.greedy(used.net, source);
+    return everything(source, output);
   }
 
   function drawApart() {
     const { kind, layer, head } = choice();
-    const name = `${find("kind").selectedOptions[0].text.split(":")[0]}, layer ${layer + 1}`;
     Apart.draw({
-      shown, kind, layer, head, h, name, ...matricesOf(shown, kind, layer, position), matricesOf, quietly,
-      pairs: MODEL.pairs.filter(([english]) => english !== shown.text.trim()),
+      shown, kind, layer, head, h: used.data.config.h, name: nameOf(layer),
+      ...matricesOf(shown, kind, layer, position), matricesOf, quietly,
+      pairs: used.data.pairs.filter(([english]) => english !== shown.text.trim()),
       open: (text) => {
         find("sentence").value = text;
         find("examples").value = "";
@@ -187,49 +249,69 @@
   function drawHeatmap() {
     const { kind, layer, head } = choice();
     const { rows, queries, keys } = matrix(kind, layer, head);
-    const name = `${find("kind").selectedOptions[0].text.split(":")[0]}, layer ${layer + 1}, ${head < 0 ? "mean of the heads" : `head ${head + 1}`}`;
-    const [cell, letter] = [28, 7.4]; // pixels
+    const name = `${nameOf(layer)}, ${head < 0 ? "mean of the heads" : `head ${head + 1}`}`;
+    const [size, letter] = [28, 7.4]; // pixels
     const longest = (labels) => Math.max(...labels.map((label) => label.length)) * letter;
     const [left, top] = [longest(queries) + 14, longest(keys) * 0.75 + 18];
-    const width = left + keys.length * cell + longest(keys.slice(-4)) * 0.7;
-    const height = top + queries.length * cell + 4;
+    const width = left + keys.length * size + longest(keys.slice(-4)) * 0.7;
+    const height = top + queries.length * size + 4;
     const current = kind === "encoder" ? -1 : position - 1;
     const cells = rows.flatMap((row, i) => Array.from(row, (weight, j) => drawing("rect", {
-      x: left + j * cell, y: top + i * cell, width: cell - 1, height: cell - 1, class: "live-weight", "fill-opacity": weight.toFixed(3),
+      x: left + j * size, y: top + i * size, width: size - 1, height: size - 1,
+      class: "live-weight", "fill-opacity": weight.toFixed(3),
     }, drawing("title", {}, `${queries[i]} reads ${keys[j]}: ${number(weight)}`))));
-    const label = (text, attributes) => drawing("text", { class: /^<.*>$/.test(text) ? "live-special" : "", ...attributes }, text);
-    const columns = keys.map((key, j) => label(key, { transform: `translate(${left + (j + 0.6) * cell} ${top - 7}) rotate(-48)` }));
-    const lines = rows.map((_, i) => label(queries[i], {
-      x: left - 8, y: top + (i + 0.5) * cell, "text-anchor": "end", "dominant-baseline": "central", "font-weight": i === current ? 700 : 400,
+    const label = (text, attributes) => drawing("text", {
+      class: /^<.*>$/.test(text) ? "live-special" : "", ...attributes,
+    }, text);
+    const columns = keys.map((key, j) => label(key, {
+      transform: `translate(${left + (j + 0.6) * size} ${top - 7}) rotate(-48)`,
     }));
-    const frame = drawing("rect", { x: left - 1, y: top + current * cell - 1, width: keys.length * cell + 1, height: cell + 1, class: "live-frame" });
-    const ground = drawing("rect", { x: left, y: top, width: keys.length * cell - 1, height: queries.length * cell - 1, class: "live-ground" });
-    const svg = drawing("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `Heat map of ${name}; a table of its numbers is below.` },
-      ground, ...cells, ...columns, ...lines, ...(current < 0 ? [] : [frame]));
+    const lines = rows.map((_, i) => label(queries[i], {
+      x: left - 8, y: top + (i + 0.5) * size, "text-anchor": "end",
+      "dominant-baseline": "central", "font-weight": i === current ? 700 : 400,
+    }));
+    const frame = drawing("rect", {
+      x: left - 1, y: top + current * size - 1, width: keys.length * size + 1, height: size + 1,
+      class: "live-frame",
+    });
+    const ground = drawing("rect", {
+      x: left, y: top, width: keys.length * size - 1, height: queries.length * size - 1,
+      class: "live-ground",
+    });
+    const svg = drawing("svg", {
+      viewBox: `0 0 ${width} ${height}`, role: "img",
+      "aria-label": `Heat map of ${name}; a table of its numbers is below.`,
+    }, ground, ...cells, ...columns, ...lines, ...(current < 0 ? [] : [frame]));
     svg.style.width = `${width}px`;
     svg.style.minWidth = `${Math.min(0.8 * width, 900)}px`;
-    svg.querySelectorAll(".live-weight").forEach((cell, place) => cell.addEventListener("click", () => {
-      const row = rows.findIndex((_, i) => place < rows.slice(0, i + 1).reduce((sum, one) => sum + one.length, 0));
-      Apart.choose(row, place - rows.slice(0, row).reduce((sum, one) => sum + one.length, 0));
+    const places = rows.flatMap((row, query) => Array.from(row, (_, key) => [query, key]));
+    cells.forEach((one, place) => one.addEventListener("click", () => {
+      Apart.choose(...places[place]);
       drawApart();
     }));
     find("heatmap").replaceChildren(svg);
     find("attention-caption").textContent = {
-      cross: `${name}. A row is a token of the translation while it is written, a column a token of the source.`,
+      cross: `${name}. A row is a token of the translation while it is written, `
+        + "a column a token of the source.",
       encoder: `${name}. Rows and columns are the tokens of the source.`,
-      decoder: `${name}. A row is a token while it is written, a column a token written before it; the rest is the future, and masked.`,
+      decoder: `${name}. A row is a token while it is written, `
+        + "a column a token written before it; the rest is the future, and masked.",
     }[kind];
     drawTable(name, rows, queries, keys);
   }
 
   function drawTable(name, rows, queries, keys) {
-    const head = element("tr", {}, element("td"), ...keys.map((key) => element("th", { scope: "col" }, token(key))));
-    const body = rows.map((row, i) => element("tr", {}, element("th", { scope: "row" }, token(queries[i])),
-      ...Array.from(keys, (_, j) => element("td", {}, j < row.length ? number(row[j], 2) : "–"))));
-    find("weights").replaceChildren(element("table", {}, element("caption", {}, name), element("thead", {}, head), element("tbody", {}, ...body)));
+    const header = (text, scope) => element("th", { scope }, token(text));
+    const head = element("tr", {}, cell(), ...keys.map((key) => header(key, "col")));
+    const body = rows.map((row, i) => element("tr", {}, header(queries[i], "row"),
+      ...keys.map((_, j) => cell(j < row.length ? number(row[j], 2) : "–"))));
+    find("weights").replaceChildren(element("table", {}, element("caption", {}, name),
+      element("thead", {}, head), element("tbody", {}, ...body)));
   }
 
-  /** Small pictures of every layer and head: a pixel for each weight, enlarged by the style sheet. */
+  /**
+   * Small pictures of every layer and head: a pixel for each weight, enlarged by the style sheet.
+   */
   function drawOverview() {
     const chosen = choice();
     for (const button of find("overview").children) {
@@ -247,20 +329,26 @@
     }
   }
 
-  // ---- The beam -----------------------------------------------------------------------------------------------------
+  // ---- The beam ---------------------------------------------------------------------------------
 
   function drawBeam() {
     if (!find("beam")) return; // the front page shows less
+    const { words } = used;
     const { steps, output } = shown.search;
     const last = position === shown.output.length || position > steps.length;
-    const step = last ? steps.length : position; // a search may go on after its best has ended, until nothing can overtake it
+    // a search may go on after its best has ended, until nothing can overtake it
+    const step = last ? steps.length : position;
     find("beam").replaceChildren(...steps[step - 1].map(({ tokens, logP, score, ended }, rank) => {
       const wins = tokens.every((id, i) => id === output[i]);
       const pieces = words.pieces(tokens);
-      const text = element("td", { lang: "de" }, wins ? element("span", { className: "live-star", title: "becomes the result" }, "★ ") : "",
-        ...pieces.flatMap((piece, i) => [i ? " " : "", i === pieces.length - 1 && !ended ? element("strong", {}, token(piece)) : token(piece)]));
-      return element("tr", { className: wins ? "live-chosen" : "" }, element("th", { scope: "row" }, `${rank + 1}`), text,
-        element("td", {}, number(logP)), element("td", {}, `${tokens.length}`), element("td", {}, number(score)));
+      const star = { className: "live-star", title: "becomes the result" };
+      const newest = ended ? -1 : pieces.length - 1;
+      const text = element("td", { lang: "de" }, wins ? element("span", star, "★ ") : "",
+        ...pieces.flatMap((piece, i) => [i ? " " : "",
+          i === newest ? element("strong", {}, token(piece)) : token(piece)]));
+      return element("tr", { className: wins ? "live-chosen" : "" },
+        element("th", { scope: "row" }, `${rank + 1}`), text,
+        cell(number(logP)), cell(`${tokens.length}`), cell(number(score)));
     }));
     find("beam-caption").textContent = last
       ? `After step ${step}, the last: nothing that is open could still overtake the best.`
@@ -272,7 +360,7 @@
       : ["Greedy decoding says: ", line(greedy), " The beam says: ", line(beam)]));
   }
 
-  // ---- Events -------------------------------------------------------------------------------------------------------
+  // ---- Events -----------------------------------------------------------------------------------
 
   function draw() {
     drawTokens();
@@ -317,44 +405,87 @@
     if (!found) return;
     shown = found;
     find("sentence").removeAttribute("aria-invalid");
-    for (const part of document.querySelectorAll("[data-result]")) part.hidden = false;
-    message.replaceChildren(...(played ? summary() : []));
+    for (const part of document.querySelectorAll("[data-result]")) {
+      part.hidden = (part.dataset.only ?? used.name) !== used.name;
+    }
+    say(...(played ? summary() : []));
     if (played) play();
     else goTo(Infinity);
   }
 
-  /** What a screen reader hears first, and a hint where the sentence is unlike those that the model knows. */
+  /**
+   * What a screen reader hears first, and a hint where the sentence is unlike those that the model
+   * knows.
+   */
   function summary() {
-    const lines = [element("p", { className: "live-hidden" }, `In German: ${words.decode(shown.output)}`)];
-    const { text, source } = shown;
-    if (source.length - 1 > MODEL.longest) {
-      lines.push(element("p", {}, `The model was trained on sentences of at most ${MODEL.longest} tokens; this one has ${source.length - 1}.`));
-    } else if (!/^\s*\p{Lu}.*[.?]\s*$/su.test(text)) {
-      lines.push(element("p", {}, "The model has only seen sentences that begin with a capital letter and end with . or ?"));
-    }
-    return lines;
+    const said = `In German: ${used.words.decode(shown.output)}`;
+    return [element("p", { className: "live-hidden" }, said), hint()];
   }
 
-  function fillControls() {
-    find("examples").append(element("option", { value: "" }, "choose one …"), ...MODEL.examples.map(([name, sentence]) => element("option", { value: sentence }, `${name}: ${sentence}`)));
-    find("layer").append(...Array.from({ length: N }, (_, i) => element("option", { value: i + 1, selected: i === N - 1 }, `${i + 1}`)));
-    find("head").append(...Array.from({ length: h }, (_, i) => element("option", { value: i + 1 }, `${i + 1}`)),
-      element("option", { value: 0, selected: true }, "mean"));
-    for (let layer = 0; layer < N; layer++) {
-      for (let head = 0; head < h; head++) {
-        const button = element("button", { type: "button" }, element("canvas", { ariaHidden: "true" }),
-          element("span", {}, `layer ${layer + 1}, head ${head + 1}`));
-        Object.assign(button.dataset, { layer, head });
-        find("overview").append(button);
-      }
+  function hint() {
+    const { text, source, strange } = shown;
+    const { longest } = used.data;
+    if (strange.length) {
+      const met = strange.slice(0, 8).flatMap((character) => [visible(character), " "]);
+      return element("p", {}, "The model hardly met ", ...met,
+        "while it was trained, and does not know what to do there.");
     }
-    const known = [...words.ids.keys()].filter((word) => /\p{L}/u.test(word)).sort((a, b) => a.localeCompare(b, "en"));
-    find("words").querySelector("p").textContent = known.join(" ");
-    if (find("facts")) find("facts").textContent = `The model has ${MODEL.parameters.toLocaleString("en")} parameters: N = ${N}, d_model = ${MODEL.config.d_model}, `
-      + `d_ff = ${MODEL.config.d_ff}, h = ${h}, ${MODEL.config.vocab_size} words for both languages. Its weights are kept in half precision.`;
+    if (longest && source.length - 1 > longest) {
+      return `The model was trained on sentences of at most ${longest} tokens; `
+        + `this one has ${source.length - 1}.`;
+    }
+    if (used.name === "toy" && !/^\s*\p{Lu}.*[.?]\s*$/su.test(text)) {
+      return "The model has only seen sentences that begin with a capital letter "
+        + "and end with . or ?";
+    }
+    return "";
+  }
+
+  /**
+   * Put a model on the page: its examples, layers and heads, facts, and its first example
+   * translated.
+   */
+  function use(model, played) {
+    used = model;
+    const { config: { N, h }, examples } = used.data;
+    const count = (length, make) => Array.from({ length }, (_, i) => make(i));
+    find("examples").replaceChildren(option("", "choose one …"),
+      ...examples.map(([name, sentence]) => option(sentence, `${name}: ${sentence}`)));
+    find("layer").replaceChildren(...count(N, (i) => option(i + 1, `${i + 1}`, i === N - 1)));
+    find("head").replaceChildren(...count(h, (i) => option(i + 1, `${i + 1}`)),
+      option(0, "mean", true));
+    find("overview").replaceChildren(...count(N * h, (i) => {
+      const [layer, head] = [Math.floor(i / h), i % h];
+      const button = element("button", { type: "button" },
+        element("canvas", { ariaHidden: "true" }),
+        element("span", {}, `layer ${layer + 1}, head ${head + 1}`));
+      Object.assign(button.dataset, { layer, head });
+      return button;
+    }));
+    find("words").querySelector("p").textContent = used.words.known().join(" ");
+    if (find("facts")) find("facts").textContent = facts(used.data);
+    find("form").hidden = false;
+    [, find("sentence").value] = examples[0];
+    find("examples").value = find("sentence").value;
+    start({ played });
+  }
+
+  /** Sizes in the paper's symbols. */
+  function facts({ config: { N, d_model, d_ff, h, vocab_size }, parameters, subwords, tensors }) {
+    const words = subwords ? "pieces of words" : "words";
+    const kept = tensors.some(({ rows }) => rows) ? "8 bits" : "half precision";
+    const comma = (count) => count.toLocaleString("en");
+    return `The chosen model has ${comma(parameters)} parameters: N = ${N}, d_model = ${d_model}, `
+      + `d_ff = ${d_ff}, h = ${h}, ${comma(vocab_size)} ${words} for both languages. `
+      + `Its matrices are kept in ${kept}.`;
   }
 
   function listen() {
+    const onChange = (boxes, then) => document.querySelectorAll(boxes).forEach((box) => {
+      box.addEventListener("change", () => then(box.value));
+    });
+    onChange("input[name=live-model]", (name) => choose(name));
+    onChange("input[name=live-decoding]", () => start());
     find("form").addEventListener("submit", (event) => {
       event.preventDefault();
       start();
@@ -368,11 +499,11 @@
       find("examples").value = "";
     });
     find("random").addEventListener("click", () => {
-      [find("sentence").value] = MODEL.pairs[Math.floor(Math.random() * MODEL.pairs.length)];
+      const { pairs } = used.data;
+      [find("sentence").value] = pairs[Math.floor(Math.random() * pairs.length)];
       find("examples").value = "";
       start();
     });
-    for (const radio of document.querySelectorAll("input[name=live-decoding]")) radio.addEventListener("change", () => start());
     find("again").addEventListener("click", () => goTo(1));
     find("next").addEventListener("click", () => goTo(position + 1));
     find("whole").addEventListener("click", () => goTo(Infinity));
@@ -385,13 +516,10 @@
       find("head").value = Number(button.dataset.head) + 1;
       draw();
     });
-    new MutationObserver(() => shown && drawOverview()).observe(document.documentElement, { attributeFilter: ["data-theme"] });
+    new MutationObserver(() => shown && drawOverview())
+      .observe(document.documentElement, { attributeFilter: ["data-theme"] });
   }
 
-  fillControls();
   listen();
-  for (const part of [find("form"), find("words")]) part.hidden = false;
-  [, find("sentence").value] = MODEL.examples[0];
-  find("examples").value = find("sentence").value;
-  start({ played: false });
+  choose("toy", { played: false });
 })();

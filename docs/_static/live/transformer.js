@@ -2,20 +2,25 @@
 /*
  * The Transformer of "Attention Is All You Need", without any library: loops over numbers.
  *
- * The book builds this model in PyTorch, for batches of sentences; here it is once more, for one sentence at a time. A vector is a
- * Float32Array, and a sequence is an array of vectors, one for each token. One sentence needs no padding, so there is no
- * padding mask; and the decoder is given one token after the other, so that the future it must not see is not there yet.
+ * The book builds this model in PyTorch, for batches of sentences; here it is once more, for one
+ * sentence at a time. A vector is a Float32Array, and a sequence is an array of vectors, one for
+ * each token. One sentence needs no padding, so there is no padding mask; and the decoder is given
+ * one token after the other, so that the future it must not see is not there yet.
  *
- * The names of the weights are those of `annotated`: weights.encoder.layers[0].self_attention.W_Q.weight is the matrix that
+ * The names of the weights are those of `annotated`:
+ * weights.encoder.layers[0].self_attention.W_Q.weight is the matrix that
  * `model.encoder.layers[0].self_attention.W_Q.weight` is in Python, with a row for each output.
  */
 
 const Transformer = (() => {
   const [PAD, BEGIN, END] = [0, 1, 2];
 
-  // ---- Reading the weights ------------------------------------------------------------------------------------------
+  // ---- Reading the weights ----------------------------------------------------------------------
 
-  /** The number that 16 bits stand for in half precision: 1 bit of sign, 5 of exponent, 10 of fraction. */
+  /**
+   * The number that 16 bits stand for in half precision: 1 bit of sign, 5 of exponent, 10 of
+   * fraction.
+   */
   function fromHalf(bits) {
     const sign = bits & 0x8000 ? -1 : 1;
     const exponent = (bits >> 10) & 31;
@@ -23,15 +28,38 @@ const Transformer = (() => {
     return exponent ? sign * (1 + fraction) * 2 ** (exponent - 15) : sign * fraction * 2 ** -14;
   }
 
-  /** All weights as one tree. tensors: [{name, size}, …] in the order in which their numbers stand in the base64 text. */
+  /** The bytes of a base64 text, to be read as numbers of several kinds. */
+  function bytesOf(base64) {
+    const text = atob(base64); // a character for each byte
+    const bytes = new DataView(new ArrayBuffer(text.length));
+    for (let i = 0; i < text.length; i++) bytes.setUint8(i, text.charCodeAt(i));
+    return bytes;
+  }
+
+  /**
+   * All weights as one tree. tensors: [{name, size, rows}, …] in the order in which their bytes
+   * stand in the base64 text, the lower byte of each number first. A tensor without `rows` is
+   * written in half precision. A matrix with `rows` is written in 8 bits: a scale for each row, in
+   * single precision, and then integers from -127 to 127, each to be multiplied by the scale of its
+   * row.
+   */
   function unpack(tensors, base64) {
-    const bytes = atob(base64); // a character for each byte, the lower one of each number first
+    const bytes = bytesOf(base64);
     const tree = {};
     let place = 0;
-    for (const { name, size } of tensors) {
+    for (const { name, size, rows } of tensors) {
       const values = new Float32Array(size);
-      for (let i = 0; i < size; i++, place += 2) {
-        values[i] = fromHalf(bytes.charCodeAt(place) | (bytes.charCodeAt(place + 1) << 8));
+      if (rows) {
+        const integers = place + 4 * rows;
+        for (let i = 0; i < size; i++) {
+          const scale = bytes.getFloat32(place + 4 * Math.floor((i * rows) / size), true);
+          values[i] = bytes.getInt8(integers + i) * scale;
+        }
+        place = integers + size;
+      } else {
+        for (let i = 0; i < size; i++, place += 2) {
+          values[i] = fromHalf(bytes.getUint16(place, true));
+        }
       }
       const path = name.split(".");
       const last = path.pop();
@@ -41,9 +69,11 @@ const Transformer = (() => {
     return tree;
   }
 
-  // ---- The arithmetic of one vector ---------------------------------------------------------------------------------
+  // ---- The arithmetic of one vector -------------------------------------------------------------
 
-  /** W x + b; W has a row for each number of the result. The projections of attention have no bias. */
+  /**
+   * W x + b; W has a row for each number of the result. The projections of attention have no bias.
+   */
   function linear(x, { weight, bias }) {
     const y = new Float32Array(weight.length / x.length);
     for (let i = 0; i < y.length; i++) {
@@ -62,7 +92,10 @@ const Transformer = (() => {
     return powers.map((power) => power / sum);
   }
 
-  /** LayerNorm(x + sublayer): residual connection, then layer normalisation, as printed (section 3.1; page 07). */
+  /**
+   * LayerNorm(x + sublayer): residual connection, then layer normalisation, as printed (section
+   * 3.1; page 07).
+   */
   function addAndNorm(x, sublayer, { weight, bias }) {
     const sum = x.map((number, i) => number + sublayer[i]);
     const mean = sum.reduce((a, b) => a + b) / sum.length;
@@ -76,7 +109,10 @@ const Transformer = (() => {
     return linear(linear(x, W_1).map((unit) => Math.max(0, unit)), W_2);
   }
 
-  /** Where a token stands, as sines (even columns) and cosines (odd ones) of ever longer waves (section 3.5; page 05). */
+  /**
+   * Where a token stands, as sines (even columns) and cosines (odd ones) of ever longer waves
+   * (section 3.5; page 05).
+   */
   function positionalEncoding(position, d_model) {
     return Float32Array.from({ length: d_model }, (_, i) => {
       const angle = position / 10000 ** ((i - (i % 2)) / d_model);
@@ -84,14 +120,16 @@ const Transformer = (() => {
     });
   }
 
-  // ---- Attention ----------------------------------------------------------------------------------------------------
+  // ---- Attention --------------------------------------------------------------------------------
 
   /**
-   * softmax(q Kᵀ / √d_k) V for one query, in h heads side by side (sections 3.2.1 and 3.2.2; pages 01 and 02).
+   * softmax(q Kᵀ / √d_k) V for one query, in h heads side by side (sections 3.2.1 and 3.2.2; pages
+   * 01 and 02).
    *
-   * query: the vector that asks; K, V: a key and a value for each token that may be seen, all of them projected already.
-   * Head number i has the i-th share of every vector to itself: concatenating the heads is writing into one vector.
-   * Returns the result, projected by W_O, the weights (for each head a number for each key), and what asked: q.
+   * query: the vector that asks; K, V: a key and a value for each token that may be seen, all of
+   * them projected already. Head number i has the i-th share of every vector to itself:
+   * concatenating the heads is writing into one vector. Returns the result, projected by W_O, the
+   * weights (for each head a number for each key), and what asked: q.
    */
   function attention(query, K, V, { W_Q, W_O }, h) {
     const q = linear(query, W_Q);
@@ -114,19 +152,23 @@ const Transformer = (() => {
     return { output: linear(heads, W_O), weights, q };
   }
 
-  // ---- The model ----------------------------------------------------------------------------------------------------
+  // ---- The model --------------------------------------------------------------------------------
 
   class Transformer {
     /** description: what tools/live.py wrote, with `config` in the paper's symbols. */
     constructor({ config, tensors, base64 }) {
       this.config = config;
       const { embedding, encoder, decoder } = unpack(tensors, base64);
-      this.embedding = embedding.weight; // (vocab_size, d_model): one matrix for source, target and output (section 3.4)
+      // (vocab_size, d_model): one matrix for source, target and output (section 3.4)
+      this.embedding = embedding.weight;
       this.encoderLayers = Object.values(encoder.layers);
       this.decoderLayers = Object.values(decoder.layers);
     }
 
-    /** The embedding of a token, times √d_model, plus its position (sections 3.4 and 3.5; pages 04 and 05). */
+    /**
+     * The embedding of a token, times √d_model, plus its position (sections 3.4 and 3.5; pages 04
+     * and 05).
+     */
     embed(id, position) {
       const { d_model } = this.config;
       const row = this.embedding.subarray(id * d_model, (id + 1) * d_model);
@@ -135,8 +177,9 @@ const Transformer = (() => {
     }
 
     /**
-     * Source ids, end token included -> {memory, weights, asked}: a vector for each token; weights[layer][query][head][key];
-     * asked[layer] = {Q, K}, the queries and keys of all heads side by side, a vector for each token.
+     * Source ids, end token included -> {memory, weights, asked}: a vector for each token;
+     * weights[layer][query][head][key]; asked[layer] = {Q, K}, the queries and keys of all heads
+     * side by side, a vector for each token.
      */
     encode(ids) {
       let x = ids.map((id, position) => this.embed(id, position));
@@ -153,7 +196,10 @@ const Transformer = (() => {
       return { memory: x, weights, asked };
     }
 
-    /** The state of a decoder that has written nothing. What it will ask of the source is projected once, here. */
+    /**
+     * The state of a decoder that has written nothing. What it will ask of the source is projected
+     * once, here.
+     */
     begin(memory) {
       return this.decoderLayers.map(({ cross_attention }) => ({
         K: [], V: [], // of the tokens written so far, none yet
@@ -163,17 +209,20 @@ const Transformer = (() => {
     }
 
     /**
-     * Feed the newest token -> {state, logits, self, cross, asked}: a score for each word that may follow, and the attention it
-     * took, self[layer][head][key] and cross[layer][head][key], with asked.self[layer] and asked.cross[layer] = {q, K}.
-     * `state` is a new one: the old may be continued otherwise.
+     * Feed the newest token -> {state, logits, self, cross, asked}: a score for each word that may
+     * follow, and the attention it took, self[layer][head][key] and cross[layer][head][key], with
+     * asked.self[layer] and asked.cross[layer] = {q, K}. `state` is a new one: the old may be
+     * continued otherwise.
      */
     step(state, token) {
       let x = this.embed(token, state[0].K.length);
       const [next, self, cross, asked] = [[], [], [], { self: [], cross: [] }];
-      this.decoderLayers.forEach(({ self_attention, cross_attention, feed_forward, residual }, i) => {
+      this.decoderLayers.forEach((layer, i) => {
+        const { self_attention, cross_attention, feed_forward, residual } = layer;
         const { memoryK, memoryV } = state[i];
-        const K = [...state[i].K, linear(x, self_attention.W_K)]; // the token sees itself and those before it:
-        const V = [...state[i].V, linear(x, self_attention.W_V)]; // the causal mask of section 3.2.3, page 06
+        // the token sees itself and those before it: the causal mask of section 3.2.3, page 06
+        const K = [...state[i].K, linear(x, self_attention.W_K)];
+        const V = [...state[i].V, linear(x, self_attention.W_V)];
         const own = attention(x, K, V, self_attention, this.config.h);
         x = addAndNorm(x, own.output, residual[0].norm);
         const read = attention(x, memoryK, memoryV, cross_attention, this.config.h);
@@ -189,15 +238,29 @@ const Transformer = (() => {
     }
   }
 
-  // ---- Decoding (section 6.1; page 18) --------------------------------------------------------------------------------
+  // ---- Decoding (section 6.1; page 18) ----------------------------------------------------------
 
-  /** The ids that may follow, best first, at most `count` of them; padding and the begin token never follow. */
+  /**
+   * The ids that may follow, best first, at most `count` of them; padding and the begin token never
+   * follow. Each id in turn is put in its place among the best so far, which takes less time than
+   * sorting ten thousand.
+   */
   function bestTokens(scores, count) {
-    const ids = Array.from(scores.keys()).filter((id) => id !== PAD && id !== BEGIN);
-    return ids.sort((a, b) => scores[b] - scores[a]).slice(0, count);
+    const best = [];
+    scores.forEach((score, id) => {
+      if (id === PAD || id === BEGIN) return;
+      if (best.length === count && score <= scores[best[count - 1]]) return;
+      const place = best.findIndex((other) => scores[other] < score);
+      best.splice(place < 0 ? best.length : place, 0, id);
+      best.length = Math.min(best.length, count);
+    });
+    return best;
   }
 
-  /** The likeliest next token, again and again, until the end token or 50 tokens more than the source has. */
+  /**
+   * The likeliest next token, again and again, until the end token or 50 tokens more than the
+   * source has.
+   */
   function greedy(model, source, extra = 50) {
     const output = [];
     let state = model.begin(model.encode(source).memory);
@@ -216,34 +279,47 @@ const Transformer = (() => {
     return ((5 + length) / 6) ** alpha;
   }
 
-  /** A hypothesis and each of its best continuations; one that has ended stays as it is, and keeps its place. */
+  /**
+   * A hypothesis and each of its best continuations; one that has ended stays as it is, and keeps
+   * its place.
+   */
   function continuations(model, hypothesis, { beam, alpha, limit }) {
     if (hypothesis.ended) return [{ ...hypothesis, parent: hypothesis }];
     const { state, logits } = model.step(hypothesis.state, hypothesis.tokens.at(-1) ?? BEGIN);
     const p = softmax(Float64Array.from(logits));
-    return bestTokens(p, beam).map((token) => { // more than `beam` from one hypothesis could not all be kept
+    // more than `beam` from one hypothesis could not all be kept
+    return bestTokens(p, beam).map((token) => {
       const tokens = [...hypothesis.tokens, token];
       const logP = hypothesis.logP + Math.log(p[token]);
       const ended = token === END || tokens.length >= limit;
-      return { tokens, logP, score: logP / lengthPenalty(tokens.length, alpha), ended, state, parent: hypothesis };
+      const score = logP / lengthPenalty(tokens.length, alpha);
+      return { tokens, logP, score, ended, state, parent: hypothesis };
     });
   }
 
-  /** Whether nothing that is still being written can overtake the best: log P only falls, and the penalty has a largest value. */
+  /**
+   * Whether nothing that is still being written can overtake the best: log P only falls, and the
+   * penalty has a largest value.
+   */
   function settled(hypotheses, { alpha, limit }) {
     const open = hypotheses.filter((hypothesis) => !hypothesis.ended);
-    const reachable = Math.max(...open.map((hypothesis) => hypothesis.logP / lengthPenalty(limit, alpha)));
-    return hypotheses[0].ended && hypotheses[0].score > reachable; // the largest of none is -Infinity
+    const reachable = open.map(({ logP }) => logP / lengthPenalty(limit, alpha));
+    const [best] = hypotheses;
+    return best.ended && best.score > Math.max(...reachable); // the largest of none is -Infinity
   }
 
-  /** Beam search: {output, score, steps}, with steps[t] the hypotheses kept after step t + 1, best first. */
+  /**
+   * Beam search: {output, score, steps}, with steps[t] the hypotheses kept after step t + 1, best
+   * first.
+   */
   function beamSearch(model, source, beam = 4, alpha = 0.6, extra = 50) {
     const options = { beam, alpha, limit: source.length + extra };
     const { memory } = model.encode(source);
-    let hypotheses = [{ tokens: [], logP: 0, score: 0, ended: false, state: model.begin(memory), parent: null }];
+    const state = model.begin(memory);
+    let hypotheses = [{ tokens: [], logP: 0, score: 0, ended: false, state, parent: null }];
     const steps = [];
     do {
-      const candidates = hypotheses.flatMap((hypothesis) => continuations(model, hypothesis, options));
+      const candidates = hypotheses.flatMap((one) => continuations(model, one, options));
       hypotheses = candidates.sort((a, b) => b.score - a.score).slice(0, beam);
       steps.push(hypotheses);
     } while (!settled(hypotheses, options));
@@ -251,9 +327,9 @@ const Transformer = (() => {
   }
 
   /**
-   * What the model computes while it writes `output`: {encoder, asked, positions}, with the encoder's weights, queries and keys,
-   * and for each token of the output {token, probabilities, self, cross, asked}: of all words that might have stood there, and
-   * the attention paid.
+   * What the model computes while it writes `output`: {encoder, asked, positions}, with the
+   * encoder's weights, queries and keys, and for each token of the output {token, probabilities,
+   * self, cross, asked}: of all words that might have stood there, and the attention paid.
    */
   function follow(model, source, output) {
     const { memory, weights, asked } = model.encode(source);
@@ -261,7 +337,8 @@ const Transformer = (() => {
     const positions = output.map((token, i) => {
       const next = model.step(state, i ? output[i - 1] : BEGIN);
       state = next.state;
-      return { token, probabilities: softmax(next.logits), self: next.self, cross: next.cross, asked: next.asked };
+      const { logits, self, cross, asked: now } = next;
+      return { token, probabilities: softmax(logits), self, cross, asked: now };
     });
     return { encoder: weights, asked, positions };
   }
