@@ -1,8 +1,9 @@
-"""Copies of the pages that run on Colab: they lie in the site, and each page of the site links to its own.
+"""Copies of the pages that run on Colab: they lie in the site, and each page links to its own.
 
-The pages in notebooks/ stay as they are. A copy has one cell more, which fetches the repository and installs what pages need; anywhere
-but on Colab it does nothing. Colab opens notebooks of GitHub alone, so copies and links are made where GITHUB_REPOSITORY says which
-repository this is, as it does in GitHub's workflows; .github/workflows/site.yml publishes the site as the branch gh-pages.
+The pages in notebooks/ stay as they are. A copy has one cell more, which fetches the repository and
+installs what pages need; anywhere but on Colab it does nothing. Colab opens notebooks of GitHub
+alone, so copies and links are made where GITHUB_REPOSITORY says which repository this is, as it
+does in GitHub's workflows; .github/workflows/site.yml publishes the site as the branch gh-pages.
 """
 
 import os
@@ -10,7 +11,7 @@ import os
 import nbformat
 
 BRANCH = "gh-pages"
-CELL = """# On Colab this cell fetches the book and installs what its pages need; elsewhere it does nothing.
+CELL = """# On Colab this cell fetches the book and installs what its pages need.
 import sys
 
 if "google.colab" in sys.modules:
@@ -21,21 +22,23 @@ if "google.colab" in sys.modules:
 
 
 def repository():
-    """The repository on GitHub, "owner/name", that this site is made for; None where that is not said."""
+    """The repository on GitHub, "owner/name", that this site is made for; None if none is named."""
     return os.environ.get("GITHUB_REPOSITORY") or None
 
 
 def link(path):
-    """Markdown that opens the copy of a page on Colab, after those of the page's other links; empty without a repository."""
+    """Markdown that opens the copy of a page on Colab; empty without a repository."""
     if repository() is None:
         return ""
-    return f" · [Open in Colab](https://colab.research.google.com/github/{repository()}/blob/{BRANCH}/notebooks/{path.name})"
+    place = f"{repository()}/blob/{BRANCH}/notebooks/{path.name}"
+    return f" · [Open in Colab](https://colab.research.google.com/github/{place})"
 
 
 def write(paths, folder):
-    """Write copies of pages into a folder; each has the cell for Colab below its title. Nothing is written without a repository."""
+    """Write copies of pages, each with the cell for Colab; nothing without a repository."""
     for path in paths if repository() else ():
         notebook = nbformat.read(path, as_version=4)
-        notebook.cells.insert(1, nbformat.v4.new_code_cell(CELL.format(repository=repository()), id="colab"))
+        cell = nbformat.v4.new_code_cell(CELL.format(repository=repository()), id="colab")
+        notebook.cells.insert(1, cell)
         folder.mkdir(exist_ok=True)
         nbformat.write(notebook, folder / path.name)

@@ -1,7 +1,7 @@
 """The ledger of claims: what the paper says, the cells that show it, the tests that guard it, and
 what came out.
 
-    python tools/ledger.py      prints it as Markdown, as `make sync PAGES=00` writes it to notebooks/ledger.md
+    python tools/ledger.py      prints it; `make sync PAGES=00` writes it to notebooks/ledger.md
 
 The claims and their parts stand in docs/claims.toml. All the rest is read from the notebooks with
 their stored outputs and from the names of the tests, so that it cannot say anything else than they

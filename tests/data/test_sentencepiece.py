@@ -21,7 +21,8 @@ from annotated.translation.scores import bleu_report
 from annotated.translation.search import translate
 
 LETTERS = ["abcdefghijklmnopqrstuvwxyzäöüßéñçÅ", "абвгдежзийклмнопрстуфхцчшщъыьэюяё",
-           "αβγδεζηθικλμνξοπρστυφχψωάέήίόύώς", "あいうえおかきくけこさしすせそカキクケコ日本語犬猫眠走東京",
+           "αβγδεζηθικλμνξοπρστυφχψωάέήίόύώς",
+           "あいうえおかきくけこさしすせそカキクケコ日本語犬猫眠走東京",
            "ابتثجحخدذرزسشصضطظعغفقكلمنهويءةى"]
 ODD = ["", " ", "  two  spaces ", "<s></s><pad><unk>", "½ ﬁre ① Ｆｕｌｌ", "e\u0301 é", "tab\tline",
        "▁ bar", "👩‍👩‍👧 ok", "\u200fעברית\u200e", "3,5 % … “so”", "한국어 ไทย हिन्दी"]

@@ -108,7 +108,8 @@ def test_fused_attention_drops_in_training_only():
 @pytest.mark.parametrize("training, dtype, keys, fused", [
     (True, torch.float32, 5, True), (False, torch.bfloat16, 5, True),
     (True, torch.bfloat16, 512, False), (True, torch.bfloat16, 513, True)])
-def test_training_here_takes_the_formula_for_few_keys_in_bf16(training, dtype, keys, fused, monkeypatch):
+def test_training_in_bf16_here_takes_the_formula_for_few_keys(
+        training, dtype, keys, fused, monkeypatch):
     calls, own = [], F.scaled_dot_product_attention
     monkeypatch.setattr(F, own.__name__, lambda *arguments: calls.append(1) or own(*arguments))
     x = torch.randn(1, 1, keys, 4, dtype=dtype)

@@ -75,7 +75,7 @@ def test_a_part_replaced_after_the_model_was_built_by_name_is_refused(tmp_path, 
     model.encoder.layers[1].feed_forward = torch.nn.Identity()
     with pytest.raises(ValueError, match="'mine' would not make encoder.layers.1.feed_forward"):
         save_checkpoint(tmp_path / "model", model)
-    with pytest.raises(ValueError, match="no builder 'other', only transformer, marian-relu, .*mine"):
+    with pytest.raises(ValueError, match="no builder 'other', only transformer, marian-.*mine"):
         build_model(TINY, "other")
 
 
