@@ -77,7 +77,8 @@ def complaint(check, part):
         check(part)
     except Fault as fault:
         key = str(fault)
-        told = re.search(rf"^{key}: (.+(?:\n  .+)*)", inspect.getdoc(check) or "", re.MULTILINE)
+        sentences = (inspect.getdoc(check) or "").split("\n\n")[-1]
+        told = re.search(rf"^{key}: (.+(?:\n  .+)*)", sentences, re.MULTILINE)
         return " ".join(told[1].split()) if key.isidentifier() and told else key
     except Exception as error:  # the code of a reader may raise anything
         return f"it raises {type(error).__name__}: {' '.join(str(error).split())[:300]}"
@@ -251,12 +252,12 @@ def _check_AdditiveAttention(part):
     w = Weights(layer)
     q, k = query @ w["W_q.weight"].T, key @ w["W_k.weight"].T + w["W_k.bias"]
     hidden, v = q[:, :, None] + k[:, None], w["v.weight"][0]
+    w.need_no_more()
     output, weights = two_tensors(layer(query, key, value))
     compare(weights, (hidden.tanh() @ v).softmax(-1), linear=(hidden @ v).softmax(-1),
             rows=(hidden.tanh() @ v).softmax(-2))
     compare(output, weights @ value, "mixed")
     need((two_tensors(layer(query, key, value, mask))[1][:, ~mask] == 0).all(), "masked")
-    w.need_no_more()
 
 # %% ../notebooks/69_checks_model.ipynb #ck000023
 def multi_head(w, query, key, value, h, mask=None, at="", scale=None, split=None, join=None):
@@ -305,6 +306,7 @@ def _check_MultiHeadAttention(part):
     for name, shape in zip("QKVO", ((6, 12), (6, 12), (15, 12), (12, 15)), strict=True):
         need(w[f"W_{name}.weight"].shape == shape, f"W_{name}.weight should have the shape {shape} "
              "for d_model 12, h 3, d_k 2 and d_v 5")
+    w.need_no_more()
 
     def plain(key=y, value=z, query=x, **options):
         return multi_head(w, query, key, value, 3, **options)
@@ -313,12 +315,11 @@ def _check_MultiHeadAttention(part):
     put = {"join": lambda heads: heads.reshape(2, 4, 15)}
     compare(layer(x, y, z), plain(), viewed=(plain(**cut), plain(**put), plain(**cut, **put)),
             woven=plain(split=lambda x: x.unflatten(-1, (-1, 3)).permute(0, 3, 1, 2)),
-            d_model=plain(scale=12**-0.5), unscaled=plain(scale=1.0), itself=plain(x, x),
-            swapped=(plain(z, y), plain(y, y), plain(z, z)))
+            d_model=(plain(scale=12**-0.5), plain(scale=6**-0.5)), unscaled=plain(scale=1.0),
+            itself=plain(x, x), swapped=(plain(z, y), plain(y, y), plain(z, z)))
     compare(layer(x, y, z, mask), plain(mask=mask), "masked", unused=plain(),
             inverted=plain(mask=~mask))
     compare(layer.output(layer.attend(*layer.project(x, y, z), mask)), plain(mask=mask), "steps")
-    w.need_no_more()
     need(refuses(ValueError, part, 10, 3), "divides")
     need(refuses(ValueError, layer, x, y, z, mask[None]), "three")
 
@@ -340,9 +341,9 @@ def _check_PositionwiseFeedForward(part):
     layer, x = ready(part(6, 10, 0.5)), normal(2, 3, 6)
     w, others = Weights(layer), (F.gelu, F.silu, F.tanh, F.sigmoid)
     right, linear = feed_forward(w, x), feed_forward(w, x, activation=lambda x: x)
+    w.need_no_more()
     compare(layer(x), right, linear=linear, behind=(linear.relu(), right.relu()), added=right + x,
             another=tuple(feed_forward(w, x, activation=other) for other in others))
-    w.need_no_more()
     need(not near(layer.train()(x), layer(x)), "kept")
     w["W_2.weight"].zero_()
     compare(layer(x), w["W_2.bias"].expand_as(x), "place")
@@ -367,10 +368,10 @@ def _check_TokenEmbedding(part):
     layer, ids, x = ready(part(7, 16)), torch.tensor([[4, 1, 6], [0, 4, 2]]), normal(2, 3, 16)
     w = Weights(layer)
     rows, logits = w["weight"][ids], x @ w["weight"].T
+    w.need_no_more()
     compare(layer(ids), 4 * rows, unscaled=rows, divided=rows / 4, squared=16 * rows)
     compare(layer.logits(x), logits, "logits", scaled=(4 * logits, logits / 4),
             softmax=(logits.softmax(-1), logits.log_softmax(-1)))
-    w.need_no_more()
     need(abs(part(2000, 64).weight.std() - 1 / 8) < 0.01, "spread")
 
 # %% ../notebooks/69_checks_model.ipynb #ck000029
@@ -547,6 +548,7 @@ def _check_ResidualConnection(part):
     layer, x, inner = ready(part(6)), normal(2, 3, 6), nn.Linear(6, 6).double()
     w, total = Weights(layer), x + inner(x)
     gain, bias = w["norm.weight"], w["norm.bias"]
+    w.need_no_more()
 
     def norm(y):
         return F.layer_norm(y, (6,), gain, bias)
@@ -554,7 +556,6 @@ def _check_ResidualConnection(part):
     unbiased = (total - total.mean(-1, keepdim=True)) / total.std(-1, keepdim=True) * gain + bias
     compare(layer(x, inner), norm(total), inside=x + norm(inner(x)), lost=norm(inner(x)),
             bare=total, before=(x + inner(norm(x)), inner(norm(x))), biased=unbiased)
-    w.need_no_more()
     first, layer = part(6, norm_first=True).double(), part(6, 0.5).double().train()
     compare(first(x, inner), x + inner(F.layer_norm(x, (6,))), "norm_first")
     layer.norm, x = nn.Identity(), torch.ones_like(x)
@@ -597,6 +598,7 @@ def _layers(part, N, memory=None):
         layer = ready(part(*sizes, norm_first=first))
         plain = partial(stack_of, Weights(layer), N, x, 2, norm=N > 0 and first)
         right, faults = plain(mask, memory, seen, norm_first=first), {}
+        plain.args[0].need_no_more()
         if memory is not None:
             others = {"seen": (mask, None), "swapped": (seen, mask), "one": (mask, mask)}
             faults = {key: plain(own, memory, across, norm_first=first)
@@ -605,7 +607,6 @@ def _layers(part, N, memory=None):
             need(not near(layer(x, -memory, mask, seen), layer(*given)), "deaf")
         compare(layer(*given), right, order=plain(mask, memory, seen, norm_first=not first),
                 unused=plain(None, memory, seen, norm_first=first), **faults)
-        plain.args[0].need_no_more()
     layer = ready(part(*sizes, dropout=0.5)).train()
     need(not near(layer(*given), layer(*given)), "dropout")
 
@@ -720,11 +721,11 @@ def _check_Transformer(part):
     def plain(mask=torch.ones(4, 4).tril() > 0, **options):  # noqa: B008
         return logits_of(w, c, source, target, mask, **options)[real]
 
-    some = (0, 1), (1, 0), (0, 0)
-    compare(model(source, target)[real], plain(), ahead=(plain(None), plain(real[:, None, None])),
+    right, some = plain(), ((0, 1), (1, 0), (0, 0))
+    w.need_no_more()
+    compare(model(source, target)[real], right, ahead=(plain(None), plain(real[:, None, None])),
             padding=tuple(plain(hidden=which) for which in some),
             order=tuple(plain(positions=which) for which in some),
-            softmax=(plain().softmax(-1), plain().log_softmax(-1)))
-    w.need_no_more()
-    compare(model.embedding.logits(model.hidden(source, target))[real], plain(), "hidden")
+            softmax=(right.softmax(-1), right.log_softmax(-1)))
+    compare(model.embedding.logits(model.hidden(source, target))[real], right, "hidden")
     need(refuses(ValueError, model, source[0], target), "ids")

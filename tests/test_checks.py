@@ -185,10 +185,9 @@ def test_every_sentence_has_its_key_and_two_hints():
         assert idea.count("\n") == 0 and len(idea) <= 100 and shapes
         keys = {line.partition(":")[0] for line in told.split("\n") if not line.startswith(" ")}
         source = inspect.getsource(inspect.getmodule(function))
-        used = {node.arg for node in ast.walk(ast.parse(source)) if isinstance(node, ast.keyword)}
-        used |= {
-            node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)
-        }
+        nodes = list(ast.walk(ast.parse(source)))
+        used = {node.arg for node in nodes if isinstance(node, ast.keyword)} | {"wrong"}
+        used |= {node.value for node in nodes if isinstance(node, ast.Constant)}
         assert keys <= used, (name, keys - used)
 
 

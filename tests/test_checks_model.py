@@ -102,4 +102,4 @@ def test_a_wrong_kind_of_result_is_named_and_not_a_crash():
     assert "give bools" in fault("causal_mask", lambda length, device=None: [[True]])
     assert "result is list" in fault("padding_mask", lambda ids, pad_id=0: [1])
     assert "it raises ZeroDivisionError" in fault("padding_mask", lambda ids, pad_id=0: 1 / 0)
-    assert "derive it from nn.Module" in fault("TokenEmbedding", lambda vocab_size, d_model: 3)
+    assert "derive it from nn.Module" in fault("TokenEmbedding", lambda vocab_size, d_model: d_model + 1)

@@ -111,10 +111,6 @@ MODEL = {
         (f"self.W_O({JOIN})", JOIN, "should be a tensor of shape (2, 4, 12)"),
         ("d_model % h", "False", "does not divide it"),
         ("mask.dim() == 3", "False", "mask of three axes"),
-        ("self.output(self.attend(*self.project(query, key, value), mask))",
-         "self.W_O(self.attention(*self.project(query, key, value), "
-         "mask)[0].transpose(1, 2).flatten(-2))\n" "\n"
-         "    def attend(self, Q, K, V, mask=None):\n" "        return V", "output(attend(project"),
     ],
     "PositionwiseFeedForward": [
         (".relu()", "", "ReLU is missing"),
@@ -222,7 +218,7 @@ MODEL = {
         (SELF, "self.self_attention(x, x, x)", "a later token changes an earlier output"),
         (CROSS, "self.cross_attention(x, memory, memory)", "padding of the source"),
         (CROSS, "self.cross_attention(x, memory, memory, mask)", "one mask is used for both"),
-        ("memory, mask=None, memory_mask=None", "memory, memory_mask=None, mask=None",
+        ("mask: _Past = None, memory_mask: _Across = None", "memory_mask=None, mask=None",
          "masks are swapped"),
         (CROSS, "self.cross_attention(memory, x, x, memory_mask)", "queries come from the memory"),
         (CROSS, "self.cross_attention(x, x, x, memory_mask)", "memory changes nothing"),
@@ -343,8 +339,9 @@ LEARNING = {
     "train": [
         ("            optimizer.zero_grad()\n", "", "gradients add up"),
         ("            schedule.step()\n", "", "the rate never changes"),
-        ("            part = forward_backward(",
-         "            schedule.step()\n            part = forward_backward(",
+        ("            norm = update_weights(model, optimizer, config.clip)\n"
+         "            schedule.step()\n", "            schedule.step()\n"
+         "            norm = update_weights(model, optimizer, config.clip)\n",
          "step the schedule once per update"),
         ("norm = update_weights(model, optimizer, config.clip)", "norm = torch.ones(())",
          "weights do not move"),
@@ -386,8 +383,6 @@ LEARNING = {
          "the end token is part of the result"),
         ("_read_off(beams.ids[i], score[i], n_best)",
          "_read_off(beams.ids[i], score[i], n_best)[::-1]", "the worst comes first"),
-        ("_read_off(beams.ids[i], score[i], n_best)",
-         "_read_off(beams.ids[i], score[i], 1) * n_best", "no more than greedy decoding"),
         ("_read_off(beams.ids[i], score[i], n_best)", "_read_off(beams.ids[i], score[i], 1)",
          "n_best pairs"),
         ("i != END], value)", "i != END], 2 * value)", "the score is not"),
