@@ -28,7 +28,7 @@ from tyro.conf import Positional
 from annotated.files import CHECKOUT, check_output, write_text
 from annotated.options import read_options
 
-# %% ../notebooks/71_workbook.ipynb #wb000005
+# %% ../notebooks/71_workbook.ipynb #wb000006
 PAGES = {  # {page of the workbook: the module that it exports}
     "01": "model.attention", "02": "model.multi_head", "03": "model.feed_forward",
     "04": "model.embeddings", "05": "model.positional", "06": "model.masking",
@@ -37,7 +37,7 @@ PAGES = {  # {page of the workbook: the module that it exports}
 DEFINITION = (ast.FunctionDef, ast.ClassDef)
 IMPORT = (ast.Import, ast.ImportFrom)
 
-# %% ../notebooks/71_workbook.ipynb #wb000007
+# %% ../notebooks/71_workbook.ipynb #wb000008
 def _stub(code):
     """The code of a definition, with the body of each function replaced by `...`."""
     (node,), lines = ast.parse(code).body, code.split("\n")
@@ -48,7 +48,7 @@ def _stub(code):
             lines[first : part.end_lineno] = [" " * part.body[0].col_offset + "..."]
     return "\n".join(lines)
 
-# %% ../notebooks/71_workbook.ipynb #wb000008
+# %% ../notebooks/71_workbook.ipynb #wb000009
 def _hints(node, code):
     """The text above a stub: the names to keep, and three hints that fold open."""
     from annotated.checks import CHECKS
@@ -63,13 +63,13 @@ def _hints(node, code):
         f"<details><summary>Hint {number}: {what}</summary>\n\n{text}\n\n</details>"
         for number, (what, text) in enumerate(hints.items(), start=1))
 
-# %% ../notebooks/71_workbook.ipynb #wb000009
+# %% ../notebooks/71_workbook.ipynb #wb000010
 def _cell(kind, name, source):
     """A cell of a notebook."""
     outputs = {"execution_count": None, "outputs": []} if kind == "code" else {}
     return {"cell_type": kind, "id": name, "metadata": {}, **outputs, "source": source}
 
-# %% ../notebooks/71_workbook.ipynb #wb000010
+# %% ../notebooks/71_workbook.ipynb #wb000011
 def _left_to_write(name, source, module, solutions):
     """The cells in place of an exported cell of a page, whose id is `name`."""
     from annotated.checks import CHECKS
@@ -86,12 +86,12 @@ def _left_to_write(name, source, module, solutions):
         code.append(text)
     return [*hints, _cell("code", name, "\n".join(code)), *checks]
 
-# %% ../notebooks/71_workbook.ipynb #wb000012
+# %% ../notebooks/71_workbook.ipynb #wb000013
 HOW = """**Workbook.** Where a cell says `...`, write the code, run the cell, then the check below.
 Hints fold open. Keep helpers in cells of definitions and imports alone: no others are read from a
 terminal or by the last notebook. Outputs that are there already come from the library."""
 
-# %% ../notebooks/71_workbook.ipynb #wb000013
+# %% ../notebooks/71_workbook.ipynb #wb000014
 def _workbook_page(path, module, chosen, solutions):
     """A page as a notebook of the workbook, as JSON; chosen: the pages that there are."""
     page, cells, skipped = json.loads(path.read_text(encoding="utf-8")), [], False
@@ -116,7 +116,7 @@ def _workbook_page(path, module, chosen, solutions):
                   _cell("code", "check", "from annotated.checks import check")]
     return json.dumps(page | {"cells": cells}, indent=1, ensure_ascii=False) + "\n"
 
-# %% ../notebooks/71_workbook.ipynb #wb000014
+# %% ../notebooks/71_workbook.ipynb #wb000015
 LAST = {
     "title": "# A model of your own parts\n\nParts whose checks pass go into the model, the library"
              " stands in for the others. Training takes two to three minutes on two cores.",
@@ -129,7 +129,7 @@ for name, fault in faults.items():
     "score": """for (who, search), bleu in compare_bleu(parts, model, tokenizer).items():
     print(f"{who:15} {search:10} BLEU {bleu:.1f}")"""}
 
-# %% ../notebooks/71_workbook.ipynb #wb000015
+# %% ../notebooks/71_workbook.ipynb #wb000016
 def write_workbook(folder, page=None, solutions=False):
     """Write the workbook into a new folder: a notebook per page, and one that trains the parts.
 
@@ -156,7 +156,7 @@ def write_workbook(folder, page=None, solutions=False):
         last = json.dumps(json.loads(text) | {"cells": cells}, indent=1, ensure_ascii=False)
         write_text(folder / "99_your_model.ipynb", f"{last}\n")
 
-# %% ../notebooks/71_workbook.ipynb #wb000017
+# %% ../notebooks/71_workbook.ipynb #wb000018
 def _code_cells(path):
     """The code of a notebook's cells, without magics; ValueError for what is no notebook."""
     try:
@@ -166,12 +166,12 @@ def _code_cells(path):
         raise ValueError(f"{path} is no notebook") from None
     return [re.sub(r"^[%!].*", "", text, flags=re.MULTILINE) for text in code]
 
-# %% ../notebooks/71_workbook.ipynb #wb000018
+# %% ../notebooks/71_workbook.ipynb #wb000019
 def _names(code):
     """What a text of code defines."""
     return re.findall(r"^(?:def|class) (\w+)", code, re.MULTILINE)
 
-# %% ../notebooks/71_workbook.ipynb #wb000019
+# %% ../notebooks/71_workbook.ipynb #wb000020
 def run_definitions(path, space):
     """Run a notebook's imports and definitions in `space`; {name: what its cell raised, or None}.
 
@@ -193,7 +193,7 @@ def run_definitions(path, space):
             found |= dict.fromkeys(names, f"its cell raises {type(error).__name__}: {error}")
     return found
 
-# %% ../notebooks/71_workbook.ipynb #wb000021
+# %% ../notebooks/71_workbook.ipynb #wb000022
 def _judge(path, out):
     """Check a notebook's definitions, in a process of its own; adds a line of JSON for each."""
     from annotated.checks import CHECKS, fault
@@ -205,8 +205,8 @@ def _judge(path, out):
         with open(out, "a", encoding="utf-8") as file:
             file.write(f"{verdict}\n")
 
-# %% ../notebooks/71_workbook.ipynb #wb000022
-def check_notebook(path, limit=120.0):
+# %% ../notebooks/71_workbook.ipynb #wb000023
+def check_notebook(path, limit=300.0):
     """{name: what is wrong in a sentence, or None} of the definitions that have a check.
 
     This runs the notebook's definitions, in a process that is stopped after `limit` seconds.
@@ -237,8 +237,8 @@ def check_notebook(path, limit=120.0):
             verdicts, ended = {}, "no verdict: its process has spoilt them"
     return {name: verdicts.get(name, ended) for name in CHECKS if name in names}
 
-# %% ../notebooks/71_workbook.ipynb #wb000023
-def check_submissions(folder, limit=120.0):
+# %% ../notebooks/71_workbook.ipynb #wb000024
+def check_submissions(folder, limit=300.0):
     """A table as CSV: a row for each folder or notebook in a folder, a column for each check.
 
     A cell says "passed" or what is wrong; it is empty where nothing of that name was handed in.
@@ -261,7 +261,7 @@ def check_submissions(folder, limit=120.0):
         table.writerow({"submission": name, "passed": list(row.values()).count("passed"), **row})
     return text.getvalue()
 
-# %% ../notebooks/71_workbook.ipynb #wb000025
+# %% ../notebooks/71_workbook.ipynb #wb000026
 def read_parts(folder):
     """({name: definition}, {name: what is wrong, or None}) of the workbook in a folder.
 
@@ -288,7 +288,7 @@ def read_parts(folder):
         parts |= library
     return parts, faults
 
-# %% ../notebooks/71_workbook.ipynb #wb000026
+# %% ../notebooks/71_workbook.ipynb #wb000027
 def train_parts(parts, steps=None, show_progress=True):
     """(model, tokenizer): the model of page 17, built and trained by these parts on `toy`.
 
@@ -306,7 +306,7 @@ def train_parts(parts, steps=None, show_progress=True):
         loss=parts["LabelSmoothingLoss"])
     return model, tokenizer
 
-# %% ../notebooks/71_workbook.ipynb #wb000027
+# %% ../notebooks/71_workbook.ipynb #wb000028
 def compare_bleu(parts, model, tokenizer, sentences=None):
     """{(who, search): BLEU on the test split of `toy`}: these parts, beside the book's model.
 
@@ -327,7 +327,7 @@ def compare_bleu(parts, model, tokenizer, sentences=None):
             found[who, name] = sacrebleu.corpus_bleu(outputs, [references]).score
     return found
 
-# %% ../notebooks/71_workbook.ipynb #wb000029
+# %% ../notebooks/71_workbook.ipynb #wb000030
 @dataclass
 class Workbook:
     """Write the workbook: notebooks in which the code of the library is left for you to write."""
@@ -336,23 +336,23 @@ class Workbook:
     page: str | None = None  # this page alone, 02 for example
     solutions: bool = False  # keep the code of the library in place
 
-# %% ../notebooks/71_workbook.ipynb #wb000030
+# %% ../notebooks/71_workbook.ipynb #wb000031
 @dataclass
 class Checking:
     """Check the parts of a workbook, which runs their code, and say what is wrong."""
 
     path: Positional[Path]  # a notebook, a folder of them, or with --csv a folder of submissions
     csv: Path | None = None  # file for a row per submission and a column per check
-    limit: float = 120.0  # seconds that a notebook may take
+    limit: float = 300.0  # seconds that a notebook may take
 
-# %% ../notebooks/71_workbook.ipynb #wb000031
+# %% ../notebooks/71_workbook.ipynb #wb000032
 def _workbook(arguments):
     """Write the book with its code left for you to write."""
     options = read_options(Workbook, "workbook", arguments)
     write_workbook(options.folder, options.page, options.solutions)
     print(f"{options.folder}: open its notebooks in JupyterLab")
 
-# %% ../notebooks/71_workbook.ipynb #wb000032
+# %% ../notebooks/71_workbook.ipynb #wb000033
 def _check(arguments):
     """Check the parts that you wrote in the workbook."""
     options = read_options(Checking, "check", arguments)

@@ -7,7 +7,6 @@ import math
 import jaxtyping
 import pytest
 import torch
-from helpers import ROOT
 from torch import nn
 from torch.nn import functional as F
 from wrong_parts import HOMES, LEARNING, MODEL, changed, library_part, rows
@@ -33,8 +32,8 @@ def test_a_mistake_gets_the_sentence_that_names_it(name, old, new, words):
     assert told is not None and words in told
 
 
-def test_at_least_sixty_mistakes_are_tried_and_some_for_every_part():
-    assert len(rows(MODEL | LEARNING)) >= 60 and (MODEL | LEARNING).keys() == CHECKS.keys()
+def test_more_than_two_hundred_mistakes_are_tried_and_some_for_every_part():
+    assert len(rows(MODEL | LEARNING)) > 200 and (MODEL | LEARNING).keys() == CHECKS.keys()
 
 
 # Right solutions that look different
@@ -189,9 +188,3 @@ def test_every_sentence_has_its_key_and_two_hints():
         used = {node.arg for node in nodes if isinstance(node, ast.keyword)} | {"wrong"}
         used |= {node.value for node in nodes if isinstance(node, ast.Constant)}
         assert keys <= used, (name, keys - used)
-
-
-def test_the_table_of_the_page_counts_them():
-    assert "More than a hundred" in (ROOT / "notebooks" / "70_checks.ipynb").read_text(
-        encoding="utf-8"
-    )
