@@ -109,7 +109,7 @@ class Weights(dict):
              "share their weights: make a new one for each place")
 
     def __getitem__(self, name):
-        need(name in self, f"there is no parameter `{name}`, only {', '.join(self) or 'none'}")
+        need(name in self, f"there is no parameter `{name}`; there are {', '.join([*self][:6])} …")
         self.asked.add(name)
         return super().__getitem__(name)
 
