@@ -69,17 +69,24 @@ def _cell(kind, name, source):
     return {"cell_type": kind, "id": name, "metadata": {}, **outputs, "source": source}
 
 # %% ../notebooks/71_workbook.ipynb #wb000011
-def _left_to_write(name, source, module, solutions):
-    """The cells in place of an exported cell of a page, whose id is `name`."""
+def _left_to_write(name, source, module, solutions, own):
+    """The cells in place of an exported cell of a page, whose id is `name`.
+
+    own: the names that the notebook defines itself; what calls them stays, and is added.
+    """
     from annotated.checks import CHECKS
 
     code, hints, checks, lines = [], [], [], source.split("\n")
     for node in ast.parse(source).body:
-        defined, text = vars(node).get("name"), "\n".join(lines[node.lineno - 1:node.end_lineno])
+        first = min([node.lineno, *(part.lineno for part in vars(node).get("decorator_list", ()))])
+        defined, text = vars(node).get("name"), "\n".join(lines[first - 1 : node.end_lineno])
+        called = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
         if defined in CHECKS:
             hints.append(_cell("markdown", f"{name}-hints-{defined}", _hints(node, text)))
             checks.append(_cell("code", f"{name}-check-{defined}", f'check("{defined}")'))
             text = "\n\n" * bool(code) + (text if solutions else _stub(text))
+        elif called & own:
+            own |= {defined} if defined else called
         elif defined:
             text = f"from annotated.{module} import {defined}"
         code.append(text)
@@ -93,7 +100,10 @@ terminal or by the last notebook. Outputs that are there already come from the l
 # %% ../notebooks/71_workbook.ipynb #wb000014
 def _workbook_page(path, module, chosen, solutions):
     """A page as a notebook of the workbook, as JSON; chosen: the pages that there are."""
+    from annotated.checks import CHECKS
+
     page, cells, skipped = json.loads(path.read_text(encoding="utf-8")), [], False
+    own = {name for code in _code_cells(path) for name in _names(code)} & CHECKS.keys()
     for cell in page["cells"]:
         source = "".join(cell["source"])
         skipped = skipped and not source.startswith("## ")
@@ -106,7 +116,7 @@ def _workbook_page(path, module, chosen, solutions):
             cell["source"] = source.partition("### Solutions")[0] if skipped else source
         elif re.search(r"^#\| exporti?$", source, re.MULTILINE):
             source = re.sub(r"^#\|.*\n", "", source, flags=re.MULTILINE)
-            cells += _left_to_write(cell["id"], source, module, solutions)
+            cells += _left_to_write(cell["id"], source, module, solutions, own)
             continue
         else:
             cell["source"] = source.replace('"../results/', f'"{CHECKOUT.as_posix()}/results/')
