@@ -22,6 +22,7 @@ from tqdm import tqdm
 from annotated.options import Clean, Export, Looking, Prepare, Translate, command_line, read_options
 from annotated.reproduce import parse, vary
 from annotated.reproduce import score as _score
+from annotated.workbook import _check, _workbook
 
 # %% ../notebooks/96_cli.ipynb #ac03dc4d
 def _check_train(options):
@@ -295,7 +296,8 @@ def _export(arguments):
 
 # %% ../notebooks/96_cli.ipynb #0f75fb0b
 COMMANDS = {command.__name__.strip("_"): command for command in (
-    _train, _translate, _look, _prepare, _clean, _score, _export, parse, vary)}
+    _train, _translate, _look, _prepare, _clean, _score, _export, parse, vary,
+    _workbook, _check)}
 USAGE = "\n".join([
     "usage: annotated [--plugin MODULE] COMMAND [OPTIONS]", "",
     "Attention Is All You Need, as a library.", "",

@@ -9,7 +9,7 @@ from notebooks import PACKAGE, modules
 # From above to below; each may import those before it. The charts know none of the others, and
 # only the views of a sentence import the charts.
 ORDER = ("files results model data training translation paper interop fast charts translator views "
-         "options reproduce cli").split()
+         "options reproduce checks_model checks workbook cli").split()
 FILES = modules()
 
 

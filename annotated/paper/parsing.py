@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from annotated import results
 from annotated.data.batches import pad, token_batches
-from annotated.data.tokenizers import BEGIN, END, SPECIAL_PIECES, UNKNOWN
+from annotated.data.tokenizers import END, SPECIAL_PIECES, UNKNOWN
 from annotated.model.transformer import Transformer, TransformerConfig
 from annotated.paper.trees import BASELINES, LEAF, MAX_DEPTH, Malformed, Tree, bracket_f1
 from annotated.training import checkpoints

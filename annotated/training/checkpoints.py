@@ -6,7 +6,6 @@
 __all__ = ['Checkpoint', 'save_checkpoint', 'load_checkpoint', 'book_model', 'average_checkpoints']
 
 # %% ../../notebooks/16_checkpoints.ipynb #fe16c6f8
-import json
 import secrets
 import shutil
 import sys

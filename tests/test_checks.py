@@ -1,0 +1,190 @@
+"""Page 66: the checks of learning and translating, stubs, and what `check` prints."""
+
+import ast
+import inspect
+import math
+
+import jaxtyping
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from wrong_parts import HOMES, LEARNING, MODEL, changed, library_part, rows
+
+from annotated.checks import CHECKS, check, fault
+from annotated.data.batches import Batch
+from annotated.data.tokenizers import BEGIN, END, PAD
+from annotated.model.masking import causal_mask
+from annotated.training.loop import evaluating
+from annotated.workbook import _stub
+
+NAMES = [name for name in CHECKS if not HOMES[name].startswith("model.")]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_library_s_part_passes_its_check(name):
+    assert fault(name, library_part(name)) is None
+
+
+@pytest.mark.parametrize("name, old, new, words", rows(LEARNING))
+def test_a_mistake_gets_the_sentence_that_names_it(name, old, new, words):
+    told = fault(name, changed(name, old, new))
+    assert told is not None and words in told
+
+
+def test_more_than_two_hundred_mistakes_are_tried_and_some_for_every_part():
+    assert len(rows(MODEL | LEARNING)) > 200 and (MODEL | LEARNING).keys() == CHECKS.keys()
+
+
+# Right solutions that look different
+
+
+class SmoothedByPyTorch(nn.Module):
+    def __init__(self, smoothing=0.1, pad_id=0, reduction="mean"):
+        super().__init__()
+        if not 0 <= smoothing < 1:
+            raise ValueError("smoothing")
+        self.options = {
+            "label_smoothing": smoothing,
+            "ignore_index": pad_id,
+            "reduction": reduction,
+        }
+
+    def forward(self, logits, target):
+        return F.cross_entropy(logits.flatten(0, -2), target.flatten(), **self.options)
+
+    def of_hidden(self, hidden, weight, target):
+        return self(F.linear(hidden, weight), target)
+
+
+def rate(step, d_model, warmup, factor=1.0):
+    if step < 1:
+        raise ValueError("steps are counted from 1")
+    peak = factor / math.sqrt(d_model * warmup)
+    return peak * (step / warmup if step < warmup else math.sqrt(warmup / step))
+
+
+def plain_training(model, train_pairs, valid_pairs, config, show_progress=True, **_):
+    adam = torch.optim.Adam(model.parameters(), betas=(0.9, 0.98), eps=1e-9)
+    batch, log = Batch.collate(train_pairs), []
+    options = {"ignore_index": 0, "label_smoothing": config.label_smoothing}
+    for step in range(1, config.steps + 1):
+        adam.param_groups[0]["lr"] = rate(step, model.config.d_model, config.warmup, config.factor)
+        adam.zero_grad()
+        logits = model.train()(batch.source, batch.target_in)
+        loss = F.cross_entropy(logits.flatten(0, 1), batch.target_out.flatten(), **options)
+        loss.backward()
+        adam.step()
+        log.append({"step": step, "train_loss": loss.item(), "valid_loss": 0.0})
+    model.eval()
+    return log
+
+
+def greedy_alone(model, source, extra=50, steps=None):
+    found = []
+    with evaluating(model):
+        for row in source:
+            row, written = row[row != PAD], [BEGIN]
+            while len(written) <= len(row) + extra:
+                logits = model(row[None], torch.tensor([written]))[0, -1]
+                logits[[PAD, BEGIN]] = -math.inf
+                written.append(logits.argmax().item())
+                if written[-1] == END:
+                    break
+            found.append([i for i in written[1:] if i != END])
+    return found
+
+
+def beam_alone(model, source, beam=4, alpha=0.6, extra=50, n_best=1, **_):
+    """The plain beam of page 18, sentence by sentence."""
+    found = []
+    with evaluating(model):
+        for row in source:
+            row, hypotheses = row[row != PAD], [([BEGIN], 0.0, 0.0)]
+            most = len(row) + extra
+            while any(ids[-1] != END and len(ids) <= most for ids, *_ in hypotheses):
+                kept = []
+                for ids, log_p, score in hypotheses:
+                    if ids[-1] == END or len(ids) > most:
+                        kept.append((ids, log_p, score))
+                        continue
+                    p = model(row[None], torch.tensor([ids]))[0, -1].log_softmax(-1).tolist()
+                    kept += [([*ids, k], log_p + p[k], (log_p + p[k]) / ((5 + len(ids)) / 6)**alpha)
+                             for k in range(END, len(p))]
+                hypotheses = sorted(kept, key=lambda one: -one[2])[:beam]
+            found.append([([i for i in ids[1:] if i != END], score)
+                          for ids, _, score in hypotheses[:n_best]])
+    return found
+
+
+@pytest.mark.parametrize("name, part", [
+    ("LabelSmoothingLoss", SmoothedByPyTorch), ("noam_rate", rate), ("train", plain_training),
+    ("greedy_decode", greedy_alone), ("beam_search", beam_alone)])  # fmt: skip
+def test_another_right_solution_passes(name, part):
+    assert fault(name, part) is None
+
+
+# Stubs
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_what_is_empty_is_told_so(name):
+    space = dict(vars(inspect.getmodule(library_part(name))))
+    exec(_stub(inspect.getsource(library_part(name))), space)
+    assert "is still empty: write its code" in fault(name, space[name])
+
+
+def test_one_method_that_is_empty_is_named():
+    module = inspect.getmodule(library_part("MultiHeadAttention"))
+    space, code = dict(vars(module)), inspect.getsource(library_part("MultiHeadAttention"))
+    exec(code.replace("return x.unflatten(-1, (self.h, -1)).transpose(1, 2)", "..."), space)
+    assert "`MultiHeadAttention.split` is still empty" in fault(
+        "MultiHeadAttention", space["MultiHeadAttention"]
+    )
+
+
+# What is printed, and what stays as it was
+
+
+def test_check_prints_one_line_and_takes_the_notebook_s_definition(capsys, monkeypatch):
+    check("causal_mask", causal_mask)
+    import __main__
+
+    monkeypatch.setattr(
+        __main__,
+        "causal_mask",
+        lambda length, device=None: torch.ones(length, length).triu() > 0,
+        raising=False,
+    )
+    check("causal_mask")
+    check("padding_mask")
+    right, wrong, missing = capsys.readouterr().out.splitlines()
+    assert right == "✓ causal_mask is right" and wrong.startswith(
+        "✗ causal_mask: it is turned round"
+    )
+    assert "there is no padding_mask yet" in missing
+    with pytest.raises(ValueError, match="no check for 'attention': give one of masked_softmax"):
+        check("attention")
+
+
+def test_a_check_leaves_random_numbers_and_shape_checks_as_they_were():
+    torch.manual_seed(3)
+    before, enforced = torch.get_rng_state(), jaxtyping.config.jaxtyping_disable
+    fault("scaled_dot_product_attention", library_part("scaled_dot_product_attention"))
+    assert (
+        torch.equal(torch.get_rng_state(), before)
+        and jaxtyping.config.jaxtyping_disable == enforced
+    )
+
+
+def test_every_sentence_has_its_key_and_two_hints():
+    """No key is shown in place of a sentence, and none is there that no code names."""
+    for name, function in CHECKS.items():
+        idea, shapes, told = inspect.getdoc(function).split("\n\n")
+        assert idea.count("\n") == 0 and len(idea) <= 100 and shapes
+        keys = {line.partition(":")[0] for line in told.split("\n") if not line.startswith(" ")}
+        source = inspect.getsource(inspect.getmodule(function))
+        nodes = list(ast.walk(ast.parse(source)))
+        used = {node.arg for node in nodes if isinstance(node, ast.keyword)} | {"wrong"}
+        used |= {node.value for node in nodes if isinstance(node, ast.Constant)}
+        assert keys <= used, (name, keys - used)

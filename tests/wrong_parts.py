@@ -1,0 +1,415 @@
+"""Wrong solutions that people write: the library's code with one change, and what is said of it.
+
+{definition: [(what stands in the library, what stands there instead, words of the sentence), …]}
+"""
+
+import inspect
+import textwrap
+from importlib import import_module
+
+from annotated.checks import CHECKS
+from annotated.workbook import PAGES, _names
+
+HOMES = {name: module for module in PAGES.values() for name in CHECKS
+         if name in _names(inspect.getsource(import_module(f"annotated.{module}")))}
+SCALE, PLAIN = "math.sqrt(key.size(-1))", "scores.masked_fill(~mask, finfo(scores.dtype).min)"
+ZEROED = "return weights.masked_fill(~mask, 0.0)"
+SPLIT, JOIN = "x.unflatten(-1, (self.h, -1)).transpose(1, 2)", "heads.transpose(1, 2).flatten(-2)"
+STACKED = "torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)"
+POST = "self.norm(x + self.dropout(sublayer(x)))"
+ANGLES = "torch.arange(start, start + length)[:, None] * frequencies(d_model)"
+ATTEND = "self.attention(Q, K, V, mask)[0]"
+CROSS = "self.cross_attention(x, memory, memory, memory_mask)"
+SELF = "self.self_attention(x, x, x, mask)"
+FIRST, SECOND = f"self.residual[0](x, lambda x: {SELF})", "self.residual[1](x, self.feed_forward)"
+RATE = "min(step**-0.5, step * warmup**-1.5)"
+MODE = "with evaluating(model):"
+
+MODEL = {
+    "masked_softmax": [
+        ("softmax(dim=-1)", "softmax(dim=-2)", "do not sum to 1: along which axis"),
+        ("softmax(dim=-1)", "softmax(dim=1)", "do not sum to 1: along which axis"),
+        ("softmax(dim=-1)", "softmax(dim=0)", "do not sum to 1: along which axis"),
+        ("~mask", "mask", "mask is inverted"),
+        (PLAIN + ".softmax(dim=-1)", "scores.softmax(dim=-1)", "removed after the softmax"),
+        ("finfo(scores.dtype).min", "0.0", "a score of 0 is not hidden"),
+        ("finfo(scores.dtype).min", "1e-9", "a score of 0 is not hidden"),
+        (f"{PLAIN}.softmax(dim=-1)\n    {ZEROED}",
+         "(scores + mask).softmax(dim=-1)\n    return weights", "0 and 1 hides nothing"),
+        (f"{PLAIN}.softmax(dim=-1)\n    {ZEROED}",
+         "(scores * mask).softmax(dim=-1)\n    return weights", "a score of 0 is not"),
+        (f"{PLAIN}.softmax(dim=-1)\n    {ZEROED}", "scores.softmax(dim=-1)\n    return weights",
+         "mask changes nothing"),
+        (f"finfo(scores.dtype).min).softmax(dim=-1)\n    {ZEROED}",
+         "-math.inf).softmax(dim=-1)\n    return weights", "becomes NaN"),
+        (ZEROED, "return weights", "shares its weight among hidden keys"),
+        ("finfo(scores.dtype).min", "-1e9", "half precision"),
+    ],
+    "scaled_dot_product_attention": [
+        (f"(query / {SCALE})", "query", "right for d_k = 1 only: is the scale missing?"),
+        (SCALE, "key.size(-1)", "not by its square root"),
+        ("query / math", "query * math", "multiply by √d_k: divide"),
+        (SCALE, "math.sqrt(key.size(-2))", "root of another size"),
+        (SCALE, "math.sqrt(value.size(-1))", "root of another size"),
+        (SCALE, "math.sqrt(key.size(1) * key.size(-1))", "√d_model"),
+        ("return weights @ value, weights", "return weights, weights @ value",
+         "return (output, weights)"),
+        ("return weights @ value, weights", "return weights @ value", "return two tensors"),
+        ("key.transpose(-2, -1)", "key.transpose(2, 3)", "wrong with two"),
+        ("key.transpose(-2, -1)", "key.transpose(1, 2)", "fails with four axes"),
+        ("key.transpose(-2, -1)", "key.T", "fails with four axes"),
+        ("masked_softmax(scores, mask)", "scores.softmax(dim=-2)",
+         "do not sum to 1: along which axis"),
+        ("masked_softmax(scores, mask)", "scores.softmax(dim=1)",
+         "do not sum to 1: along which axis"),
+        ("masked_softmax(scores, mask)", "masked_softmax(scores)", "mask changes nothing"),
+        ("masked_softmax(scores, mask)", "masked_softmax(scores, mask if mask is None else ~mask)",
+         "mask is inverted"),
+        ("masked_softmax(scores, mask)", "(scores if mask is None else scores + mask).softmax(-1)",
+         "added to the scores"),
+        ("nn.functional.dropout(masked_softmax(scores, mask), dropout)",
+         "masked_softmax(scores, mask)", "dropout does nothing"),
+        ("nn.functional.dropout(masked_softmax(scores, mask), dropout)\n"
+         "    return weights @ value", "masked_softmax(scores, mask)\n"
+         "    return nn.functional.dropout(weights @ value, dropout)", "drop from the weights"),
+        ("nn.functional.dropout(masked_softmax(scores, mask), dropout)",
+         "masked_softmax(scores, mask) * (torch.rand_like(scores) >= dropout)", "must grow by"),
+    ],
+    "DotProductAttention": [
+        ("self.dropout if self.training else 0.0", "self.dropout", "two calls in eval() differ"),
+        ("self.dropout if self.training else 0.0", "0.0", "no weight is dropped"),
+        ("query, key, value, mask, dropout)", "query, key, value, None, dropout)",
+         "mask changes nothing"),
+    ],
+    "AdditiveAttention": [
+        (".tanh()", "", "tanh is missing"),
+        ("masked_softmax(scores.squeeze(-1), mask)", "scores.squeeze(-1).softmax(-1)",
+         "hidden keys have weights"),
+        ("masked_softmax(scores.squeeze(-1), mask)", "scores.squeeze(-1).softmax(-2)",
+         "along which axis"),
+        ("nn.Linear(d_key, d_hidden)", "nn.Linear(d_key, d_hidden, bias=False)",
+         "no parameter `W_k.bias`"),
+        ("nn.Linear(d_query, d_hidden, bias=False)", "nn.Linear(d_query, d_hidden)",
+         "`W_q.bias` is not in the equation"),
+    ],
+    "MultiHeadAttention": [
+        (SPLIT, "x.reshape(len(x), self.h, x.size(1), -1)", "a view gives the right shape"),
+        (JOIN, "heads.reshape(len(heads), heads.size(2), -1)", "a view gives the right shape"),
+        (SPLIT, "x.unflatten(-1, (-1, self.h)).permute(0, 3, 1, 2)", "cut the wrong way round"),
+        (ATTEND, "self.attention(Q * K.size(-1)**0.5, K, V, mask)[0]", "scale √d_k is missing"),
+        (ATTEND, "self.attention(Q / self.h**0.5, K, V, mask)[0]", "you divide by √d_model"),
+        ("self.W_V(value)", "self.W_V(key)", "key and value are swapped"),
+        ("self.keys_and_values(key, value)", "self.keys_and_values(value, key)",
+         "key and value are swapped"),
+        ("self.keys_and_values(key, value)", "self.keys_and_values(query, query)",
+         "made of the query"),
+        (ATTEND, "self.attention(Q, K, V)[0]", "mask changes nothing"),
+        (ATTEND, "self.attention(Q, K, V, mask if mask is None else ~mask)[0]", "mask is inverted"),
+        ("h * d_k, bias=False", "h * d_k", "is not in the equation"),
+        ("nn.Linear(d_model, h * d_v", "nn.Linear(d_model, h * d_k",
+         "W_V.weight should have the shape"),
+        (f"self.W_O({JOIN})", JOIN, "should be a tensor of shape (2, 4, 12)"),
+        ("d_model % h", "False", "does not divide it"),
+        ("mask.dim() == 3", "False", "mask of three axes"),
+    ],
+    "PositionwiseFeedForward": [
+        (".relu()", "", "ReLU is missing"),
+        (".relu()", ".sigmoid()", "activation is not ReLU"),
+        ("self.W_1(x).relu()", "nn.functional.gelu(self.W_1(x))", "activation is not ReLU"),
+        ("self.W_2(self.dropout(hidden))", "self.W_2(self.dropout(hidden)).relu()", "behind W_2"),
+        ("self.W_2(self.dropout(hidden))", "x + self.W_2(self.dropout(hidden))", "x is added"),
+        ("self.W_2(self.dropout(hidden))", "self.dropout(self.W_2(hidden))",
+         "dropout acts on the output"),
+        ("self.W_2(self.dropout(hidden))", "self.W_2(hidden)", "drops nothing"),
+        ("nn.Linear(d_ff, d_model)", "nn.Linear(d_ff, d_model, bias=False)",
+         "no parameter `W_2.bias`"),
+    ],
+    "TokenEmbedding": [
+        (" * math.sqrt(self.weight.size(1))", "", "factor √d_model is missing"),
+        ("* math.sqrt(self", "/ math.sqrt(self", "you divide by √d_model"),
+        ("math.sqrt(self.weight.size(1))", "self.weight.size(1)", "not by its square root"),
+        ("x @ self.weight.T", "x @ self.weight.T * math.sqrt(self.weight.size(1))",
+         "logits are scaled too"),
+        ("x @ self.weight.T", "(x @ self.weight.T).softmax(-1)", "softmax belongs to the loss"),
+        (" * d_model**-0.5", "", "begin with deviation 1/8"),
+        ("self.weight = nn.Parameter(",
+         "self.output = nn.Parameter(torch.ones(vocab_size, d_model))\n"
+         "        self.weight = nn.Parameter(", "`output` is not in the equation"),
+    ],
+    "sinusoidal_encoding": [
+        (STACKED, "torch.cat([angles.sin(), angles.cos()], dim=1)", "all sines come first"),
+        ("[angles.sin(), angles.cos()]", "[angles.cos(), angles.sin()]",
+         "sine and cosine are swapped"),
+        (ANGLES, "torch.arange(start, start + length)[:, None] * 1000.0 ** -(torch.arange(0, "
+         "d_model, 2) / d_model)", "base is not 10000"),
+        ("torch.arange(start, start + length)", "torch.arange(length)", "start is ignored"),
+        ("torch.arange(start, start + length)", "torch.arange(start + 1, start + length + 1)",
+         "positions begin at 1"),
+        ("[:, :d_model]", "", "an odd d_model fails"),
+        ("* frequencies(d_model)", "* frequencies(d_model).float()", "loses digits"),
+        (f"{ANGLES}  # (length, pairs)", "torch.arange(start, start + length)[:, None] / 10_000 ** "
+         "(torch.arange(d_model) / d_model)\n"
+         "    return torch.where(torch.arange(d_model) % 2 == 0, angles.sin(), angles.cos())",
+         "each column has a speed of its own"),
+    ],
+    "shift_matrix": [
+        ("[cos, sin, -sin, cos]", "[cos, -sin, sin, cos]", "turns backwards"),
+        ("(k * frequencies(d_model))", "(0 * frequencies(d_model))", "use k"),
+        ("if d_model % 2", "if False", "an odd d_model is taken"),
+    ],
+    "PositionalEncoding": [
+        ("x + sinusoidal_encoding(x.size(1), self.d_model, start).to(x)", "x", "nothing is added"),
+        ("x + sinusoidal", "x * sinusoidal", "encoding is multiplied"),
+        ("sinusoidal_encoding(x.size(1), self.d_model, start)",
+         "sinusoidal_encoding(x.size(0), self.d_model, start)[:, None]", "positions are axis 1"),
+        ("self.d_model, start)", "self.d_model)", "start is ignored"),
+        ("self.dropout(x + sinusoidal_encoding(x.size(1), self.d_model, start).to(x))",
+         "x + self.dropout(sinusoidal_encoding(x.size(1), self.d_model, start).to(x))",
+         "dropout must act on the sum"),
+        ("self.d_model, self.dropout = d_model",
+         "self.register_buffer('table', torch.ones(9, d_model))\n"
+         "        self.d_model, self.dropout = d_model", "saves its table"),
+        ("x + sinusoidal", "x * self.d_model**0.5 + sinusoidal", "x is scaled here as well"),
+    ],
+    "LearnedPositionalEmbedding": [
+        ("if end > most", "if False", "past a table of 9 rows"),
+        ("self.table[start:end]", "self.table[:x.size(1)]", "start is ignored"),
+        ("* 0.5**0.5", "* 0.02", "begin with deviation √½"),
+    ],
+    "padding_mask": [
+        ("ids != pad_id", "ids == pad_id", "mask is inverted"),
+        ("[:, None, None, :]", "", "axes of heads and queries are missing"),
+        ("[:, None, None, :]", "[:, None, :, None]", "it hides queries, not keys"),
+        ("(ids != pad_id)", "(ids != 0)", "pad_id is ignored"),
+        ("[:, None, None, :]", "[:, None, None, :].float()", "give bools"),
+    ],
+    "causal_mask": [
+        (".tril()", ".triu()", "it is turned round"),
+        (".tril()", ".triu(1)", "mask is inverted"),
+        (".tril()", ".tril(-1)", "the diagonal is hidden"),
+        (".tril()", ".tril(1)", "one position of the future"),
+        (".tril()", "", "a later token changes an earlier output"),
+        (".tril()", ".tril().float()", "give bools"),
+    ],
+    "ResidualConnection": [
+        (POST, "x + self.dropout(sublayer(self.norm(x)))", "norm comes before the sub-layer"),
+        (POST, "x + self.norm(self.dropout(sublayer(x)))", "normalise the sum"),
+        (POST, "self.norm(self.dropout(sublayer(x)))", "residual is missing"),
+        (POST, "x + self.dropout(sublayer(x))", "norm is missing"),
+        (POST, "self.norm(x + sublayer(x))", "dropout is missing"),
+        (POST, "self.norm(self.dropout(x + sublayer(x)))", "dropout acts on the sum"),
+        (f"return {POST}", "x = x + self.dropout(sublayer(x))\n"
+         "        x = (x - x.mean(-1, keepdim=True)) / x.std(-1, keepdim=True)\n"
+         "        return x * self.norm.weight + self.norm.bias", "divided by d − 1"),
+        ("if self.norm_first", "if False", "norm_first=True must give"),
+    ],
+    "EncoderLayer": [
+        (SELF, "self.self_attention(x, x, x)", "mask changes nothing"),
+        ("ResidualConnection(d_model, dropout, norm_first) for _ in range(2)",
+         "ResidualConnection(d_model, dropout) for _ in range(2)", "norm_first is ignored"),
+        ("(ResidualConnection(d_model, dropout, norm_first) for _ in range(2))",
+         "[ResidualConnection(d_model, dropout, norm_first)] * 2", "one object"),
+        ("ResidualConnection(d_model, dropout, norm_first) for _ in range(2)",
+         "ResidualConnection(d_model, 0.0, norm_first) for _ in range(2)", "drops nothing"),
+        (f"x = {FIRST}\n        return {SECOND}",
+         f"x = {SECOND}\n        return {FIRST}", "look at the order"),
+    ],
+    "DecoderLayer": [
+        (SELF, "self.self_attention(x, x, x)", "a later token changes an earlier output"),
+        (CROSS, "self.cross_attention(x, memory, memory)", "padding of the source"),
+        (CROSS, "self.cross_attention(x, memory, memory, mask)", "one mask is used for both"),
+        ("mask: _Past = None, memory_mask: _Across = None", "memory_mask=None, mask=None",
+         "masks are swapped"),
+        (CROSS, "self.cross_attention(memory, x, x, memory_mask)", "queries come from the memory"),
+        (CROSS, "self.cross_attention(x, x, x, memory_mask)", "memory changes nothing"),
+        ("ResidualConnection(d_model, dropout, norm_first) for _ in range(3)",
+         "ResidualConnection(d_model, dropout) for _ in range(3)", "norm_first is ignored"),
+    ],
+    "Encoder": [
+        ("nn.ModuleList(EncoderLayer(d_model, h, d_ff, **options) for _ in range(N))",
+         "nn.ModuleList([EncoderLayer(d_model, h, d_ff, **options)] * N)", "one object"),
+        ("x = layer(x, mask)", "x = layer(x)", "mask changes nothing"),
+        ("x = layer(x, mask)", "y = layer(x, mask)", "what the one before it returned"),
+        ('nn.LayerNorm(d_model) if options.get("norm_first") else nn.Identity()', "nn.Identity()",
+         "no parameter `norm.weight`"),
+        ('nn.LayerNorm(d_model) if options.get("norm_first") else nn.Identity()',
+         "nn.LayerNorm(d_model)", "is not"),
+    ],
+    "Decoder": [
+        ("layer(x, memory, mask, memory_mask)", "layer(x, memory, None, memory_mask)",
+         "a later token changes an earlier output"),
+        ("layer(x, memory, mask, memory_mask)", "layer(x, memory, mask)", "padding of the source"),
+        ("layer(x, memory, mask, memory_mask)", "layer(x, memory, memory_mask, mask)",
+         "masks are swapped"),
+        ("layer(x, memory, mask, memory_mask)", "layer(x, x, mask, memory_mask)",
+         "memory changes nothing"),
+    ],
+    "Transformer": [
+        ("causal_mask(target.size(1), target.device) & padding_mask", "padding_mask",
+         "a later token changes an earlier output: look at the mask"),
+        ("causal_mask(target.size(1), target.device) & padding_mask(target, self.config.pad_id)",
+         "None", "a later token changes an earlier output"),
+        ("self.embedding(source)), mask), mask", "self.embedding(source))), mask",
+         "padding of the source changes"),
+        ("self.decoder(x, memory, mask, memory_mask)", "self.decoder(x, memory, mask)",
+         "padding of the source changes"),
+        ("self.source_positions(self.embedding(source))", "self.embedding(source)",
+         "where are the positions?"),
+        ("self.target_positions(self.embedding(target))", "self.embedding(target)",
+         "where are the positions?"),
+        ("self.embedding.logits(self.hidden(source, target))",
+         "self.embedding.logits(self.hidden(source, target)).log_softmax(-1)",
+         "softmax belongs to the loss"),
+        ("self.apply(_initialise)", "self.output = nn.Linear(config.d_model, config.vocab_size)\n"
+         "        self.apply(_initialise)", "is not in the equation"),
+        ("self.apply(_initialise)", "pass", "not initialised"),
+        ('_check_ids("source", source)', "pass", "ids without a batch axis"),
+        ("return self.decode(target, *self.encode(source))", "return self(source, target)\n" "\n"
+         "    def logits(self, source, target):\n"
+         "        return self.decode(target, *self.encode(source))", "it raises RecursionError"),
+    ],
+}  # fmt: skip
+
+LEARNING = {
+    "noam_rate": [
+        (RATE, RATE.replace("min", "max"), "it is min"),
+        ("return factor * d_model", "return d_model", "factor is ignored"),
+        ("d_model**-0.5 * min", "min", "d_model**-0.5 is missing"),
+        ("d_model**-0.5 * min", "d_model**0.5 * min", "the exponent is −0.5"),
+        ("warmup**-1.5)\n", "warmup**-0.5)\n", "exponent of warmup is −1.5"),
+        (f"* {RATE}\n", "* step * warmup**-1.5\n", "it only rises"),
+        (f"* {RATE}\n", "* step**-0.5\n", "no warm-up"),
+        ('("step", step), ', "", "rate of step 0"),
+        ("    for name, value in ((", "    step = max(step, 1)\n    for name, value in ((",
+         "rate of step 0"),
+    ],
+    "NoamSchedule": [
+        ("noam_rate(self.last_epoch + 1", "noam_rate(self.last_epoch",
+         "it raises ValueError: step=0"),
+        ("noam_rate(self.last_epoch + 1",
+         "(noam_rate if self.last_epoch else lambda *_: 0.0)(self.last_epoch", "count from 1"),
+        ("self.last_epoch + 1", "max(self.last_epoch, 1)", "count from 1"),
+        ("self.last_epoch + 1", "self.last_epoch + 2", "one update ahead"),
+        ("[rate for _ in self.optimizer.param_groups]", "[rate * base for base in self.base_lrs]",
+         "multiplied by the optimiser's own"),
+        ("[rate for _ in self.optimizer.param_groups]", "[rate, *self.base_lrs[1:]]",
+         "only the first group"),
+        ("self.warmup, self.factor)\n", "self.warmup)\n", "factor is ignored"),
+        ('group["lr"] = rate', "pass", "after load_state_dict"),
+    ],
+    "LabelSmoothingLoss": [
+        ("loss.masked_fill(padding, 0.0).sum()", "loss.sum()", "padding is counted"),
+        ("total / (~padding).sum()", "total / padding.numel()", "padding is counted"),
+        ("self.pad_id\n", "-1\n", "padding is counted"),
+        ("log_p.mean(dim=-1)", "(log_p.sum(dim=-1) - right) / (log_p.size(-1) - 1)",
+         "here it is spread over all"),
+        ("if self.smoothing:", "if False:", "nothing is smoothed"),
+        ("logits.log_softmax(", "logits.softmax(dim=-1).log_softmax(", "softmax is taken twice"),
+        ('return total if self.reduction == "sum" else total / (~padding).sum()', "return total",
+         "it is the sum"),
+        ("total = loss.", "total = -loss.", "sign is wrong"),
+        ("(1 - self.smoothing) * loss - self.smoothing * log_p",
+         "self.smoothing * loss - (1 - self.smoothing) * log_p", "are swapped"),
+        ('total if self.reduction == "sum" else total', "total", "must not divide"),
+        ("target == self.pad_id", "target == 0", "pad_id is ignored"),
+        ("not 0 <= smoothing < 1", "False", "smoothing=1.0 is taken"),
+        ("self(hidden @ weight.T, target)", "self((hidden @ weight.T).softmax(-1), target)",
+         "of_hidden"),
+    ],
+    "forward_backward": [
+        ("batch.target_out) / tokens", "batch.target_out)", "not divided by the tokens"),
+        ("batch.target_out) / tokens", "batch.target_out) / batch.tokens", "its own tokens"),
+        ("(loss * world).backward()", "model.zero_grad()\n            (loss * world).backward()",
+         "only one of the micro-batches"),
+        ("(loss * world).backward()", "pass", "no gradient"),
+        ("hidden(batch.source, batch.target_in)", "hidden(batch.source, batch.target_out)",
+         "fed target_in"),
+        ("total += loss.detach()", "total = loss.detach()", "summed over the micro-batches"),
+        ("total += loss.detach()", "total += loss", "detach it"),
+    ],
+    "validation_loss": [
+        (MODE, "with torch.no_grad():", "dropout is on"),
+        ("nll = loss(0.0", "nll = loss(0.1", "it is smoothed"),
+        ("return total / tokens", "return total", "it is a sum"),
+        ("batch.target_out))\n    total = sum(loss.item() for loss in losses)",
+         "batch.target_out) / batch.tokens)\n" "    return sum(losses) / len(losses)\n"
+         "    total = sum(loss.item() for loss in losses)", "mean of the batches' means"),
+        (MODE, "model.eval()\n    with torch.no_grad():", "left in eval()"),
+    ],
+    "train": [
+        ("            optimizer.zero_grad()\n", "", "gradients add up"),
+        ("            schedule.step()\n", "", "the rate never changes"),
+        ("            norm = update_weights(model, optimizer, config.clip)\n"
+         "            schedule.step()\n", "            schedule.step()\n"
+         "            norm = update_weights(model, optimizer, config.clip)\n",
+         "step the schedule once per update"),
+        ("norm = update_weights(model, optimizer, config.clip)", "norm = torch.ones(())",
+         "weights do not move"),
+        ("loss(config.label_smoothing", "loss(0.0", "label_smoothing is ignored"),
+        ("    run = start_run(",
+         "    config = replace(config, steps=config.steps + 1)\n    run = start_run(",
+         "another number of updates"),
+        ("return run.log", "return None", "return the log"),
+        ("    model.eval()\n    return run.log", "    return run.log", "left in train()"),
+    ],
+    "generate": [
+        ("i not in (PAD, END)", "i != PAD", "the end token is part of the result"),
+        ("return [[i for i in ids if", "return [[BEGIN] + [i for i in ids if",
+         "begin is part of the result"),
+        ("(token[:, 0] != END) & ", "", "goes on after the end token"),
+        ("(step + 1 < limits[rows])", "(step + 1 < int(limits.max()))",
+         "share the limit of the longest"),
+        ("limits = _limits(model, source, extra)", "limits = _limits(model, source, 0)",
+         "stops too early"),
+        (MODE, "with torch.no_grad():", "dropout is on"),
+        (MODE, "model.eval()\n    with torch.no_grad():", "left in eval()"),
+        ("next_token(rule_out(logits))", "rule_out(logits).argmax(dim=1, keepdim=True)",
+         "next_token must be asked"),
+        ("rule_out(logits))", "logits.index_fill(1, torch.tensor([PAD, BEGIN]), 99.0))",
+         "not what the plain loop gives alone"),
+    ],
+    "greedy_decode": [
+        ("logits.argmax(dim=1", "logits.argmin(dim=1", "not what the plain loop gives alone"),
+        ("extra, steps)", "0, steps)", "stops too early"),
+    ],
+    "beam_search": [
+        ("    log_p[..., 0].masked_fill_(beams.finished, 0.0)  # a finished one "
+         "continues unchanged\n", "", "forgets what has ended"),
+        ("penalty = length_penalty(lengths, alpha).repeat_interleave(k, 1)",
+         "penalty = torch.ones_like(total)", "no length penalty"),
+        ("lengths = beams.lengths + ~beams.finished", "lengths = beams.lengths",
+         "length_penalty(length)"),
+        ("([i for i in row if i != END], value)", "(row, value)",
+         "the end token is part of the result"),
+        ("_read_off(beams.ids[i], score[i], n_best)",
+         "_read_off(beams.ids[i], score[i], n_best)[::-1]", "the worst comes first"),
+        ("_read_off(beams.ids[i], score[i], n_best)", "_read_off(beams.ids[i], score[i], 1)",
+         "n_best pairs"),
+        ("i != END], value)", "i != END], 2 * value)", "the score is not"),
+        (MODE, "model.eval()\n    with torch.no_grad():", "left in eval()"),
+    ],
+}  # fmt: skip
+
+
+def library_part(name):
+    """The library's own definition."""
+    return getattr(import_module(f"annotated.{HOMES[name]}"), name)
+
+
+def changed(name, old, new):
+    """The library's definition with a change: in it, wherever it fits, or at one other place."""
+    module = import_module(f"annotated.{HOMES[name]}")
+    source, own = inspect.getsource(module), inspect.getsource(library_part(name))
+    if old in own:
+        source = source.replace(own, own.replace(old, new))
+    else:
+        assert source.count(old) == 1, f"{source.count(old)} places with {old!r}"
+        source = source.replace(old, new)
+    space = {"__name__": module.__name__}
+    exec(textwrap.dedent(source), space)
+    return space[name]
+
+
+def rows(table):
+    """A table of mistakes as rows."""
+    return [(name, *row) for name, mistakes in table.items() for row in mistakes]
