@@ -9,6 +9,7 @@ export OMP_NUM_THREADS ?= 1
 export GOMP_SPINCOUNT ?= 1000  # a thread that waits longer sleeps: beside other work it would keep the one it waits for off the processor
 export TOKENIZERS_PARALLELISM := false
 NBVAL ?= --nbval
+WORKBOOK ?= _build/workbook
 TRAINS := 17 21 22 23
 BROWSER := --ignore-glob='*/test_site*.py' --ignore=tests/test_live.py  # these have a target of their own
 export PYTHONDONTWRITEBYTECODE :=  # images often set it: each of hundreds of processes would then compile the sources of torch anew, in three seconds
@@ -81,10 +82,13 @@ _build/bench/ready: .venv/ready pyproject.toml  # the peers, in an environment o
 	$(PYTHON) -m benchmarks.peers _build/bench/venv
 	@touch _build/bench/ready
 
+workbook: setup  ## the book with its code left for you to write, in a new folder (WORKBOOK=FOLDER)
+	$(PYTHON) -m annotated workbook $(WORKBOOK)
+
 wmt: setup  ## the full WMT14 run of page 23 on this machine's GPUs (WMT_SIZE=base|big WMT_PAIR=en-de|en-fr); days
 	WMT_RUN=full $(PYTHON) tools/wmt.py
 
 gpu-check: setup  ## ten minutes on this machine's GPUs before a run costs money: _build/gpu_check/report.json (CHECK="--device cpu": a tiny model)
 	$(PYTHON) tools/gpu_check.py $(CHECK)
 
-.PHONY: help setup book site test test-site axe test-long results lint lab sync export bench wmt gpu-check
+.PHONY: help setup book site test test-site axe test-long results lint lab sync export bench workbook wmt gpu-check

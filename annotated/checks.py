@@ -73,25 +73,18 @@ def _check_NoamSchedule(part):
     wrong: the rates of the first updates are not those of noam_rate(1), noam_rate(2), …
     groups: only the first group of parameters gets the rate: return one for each of
       optimizer.param_groups
-    loaded: after load_state_dict the optimiser keeps its old rate: set that of the coming update
     """
-    def made():
-        weights = [{"params": [nn.Parameter(torch.zeros(1))]} for _ in range(2)]
-        adam = torch.optim.Adam(weights, lr=0.3)
-        return adam, part(adam, 64, 3, 0.5)
-
-    (adam, schedule), found = made(), []
+    weights = [{"params": [nn.Parameter(torch.zeros(1))]} for _ in range(2)]
+    adam = torch.optim.Adam(weights, lr=0.3)
+    schedule, rates = part(adam, 64, 3, 0.5), []
     for _ in range(6):
-        found.append([group["lr"] for group in adam.param_groups])
+        rates.append([group["lr"] for group in adam.param_groups])
         adam.step()
         schedule.step()
     right = torch.tensor([plain_rate(step, 64, 3, 0.5) for step in range(9)])
-    expect(torch.tensor(found)[:, 0], right[1:7], early=right[2:8], factor=2 * right[1:7],
+    expect(torch.tensor(rates)[:, 0], right[1:7], early=right[2:8], factor=2 * right[1:7],
             late=(right[:6], right[[1, 1, 2, 3, 4, 5]]), times=0.3 * right[1:7])
-    need(all(first == second for first, second in found), "groups")
-    other, again = made()
-    again.load_state_dict(schedule.state_dict())
-    need(abs(other.param_groups[0]["lr"] - right[7]) < 1e-6, "loaded")
+    need(all(first == second for first, second in rates), "groups")
 
 # %% ../notebooks/66_checks.ipynb #cc000008
 def _check_LabelSmoothingLoss(part):

@@ -295,7 +295,6 @@ LEARNING = {
         ("[rate for _ in self.optimizer.param_groups]", "[rate, *self.base_lrs[1:]]",
          "only the first group"),
         ("self.warmup, self.factor)\n", "self.warmup)\n", "factor is ignored"),
-        ('group["lr"] = rate', "pass", "after load_state_dict"),
     ],
     "LabelSmoothingLoss": [
         ("loss.masked_fill(padding, 0.0).sum()", "loss.sum()", "padding is counted"),

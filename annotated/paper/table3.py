@@ -28,9 +28,9 @@ from annotated.results import (
     provenance,
     read_json_lines,
 )
-from annotated.training.checkpoints import first_difference
 from annotated.training.label_smoothing import LabelSmoothingLoss
 from annotated.training.loop import TrainingConfig, encode_pairs, train_on, validation_loss
+from annotated.training.run_state import first_difference
 from annotated.translation.search import translate
 
 # %% ../../notebooks/21_table3.ipynb #b4ab5807
