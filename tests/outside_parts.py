@@ -80,7 +80,7 @@ def with_rotary(config):
 
 BUILDERS.update(gelu=with_gelu, rms_norm=with_rms_norm, rotary=with_rotary)
 
-# 4. SentencePiece (Kudo and Richardson, 2018): its ids are moved up by the four special ones
+# 4. A tokenizer: SentencePiece once more, its ids moved up by the four special ones
 
 
 class SentencePieceTokenizer(Tokenizer):
@@ -109,14 +109,14 @@ class SentencePieceTokenizer(Tokenizer):
         return [self.table[index] for index in ids]
 
     def as_dict(self):
-        return {"kind": "sentencepiece", "model": base64.b64encode(self.model).decode()}
+        return {"kind": "pieces", "model": base64.b64encode(self.model).decode()}
 
     @classmethod
     def from_dict(cls, data):
         return cls(base64.b64decode(data["model"]))
 
 
-TOKENIZERS["sentencepiece"] = SentencePieceTokenizer
+TOKENIZERS["pieces"] = SentencePieceTokenizer
 
 # 5. A corpus
 

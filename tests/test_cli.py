@@ -148,8 +148,8 @@ def test_commands_take_the_gpu_where_one_is_unless_told_otherwise(capsys, monkey
     commands = {"train": ["own"], "translate": ["--input", "own/test.en"], "look": ["a cat"],
                 "vary": ["toy"], "parse": ["gum"]}
     for gpu in (True, False):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda gpu=gpu: gpu)
-        monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+        monkeypatch.setattr(torch.accelerator, "current_accelerator",
+                            lambda check_available, gpu=gpu: torch.device("cuda") if gpu else None)
         for command, arguments in commands.items():
             out = ["--out", "x"] if command != "translate" else []
             refused(command, [*arguments, *out], capsys)

@@ -125,7 +125,7 @@ def test_a_changed_model_decodes_by_kept_keys_as_by_the_whole_prefix(name):
 @pytest.mark.parametrize("name", CHANGED)
 def test_a_changed_model_learns_prepared_or_not_and_goes_on_bit_for_bit(name, tmp_path):
     def run(steps, folder=None, prepared=True):
-        model = built(name)
+        model = built(name).double()  # so that rounding stays far below the bound
         model = prepare(model) if prepared else model
         config = TrainingConfig(steps=steps, max_tokens=400, warmup=20, save_every=5,
                                 validate_every=5)
@@ -134,7 +134,7 @@ def test_a_changed_model_learns_prepared_or_not_and_goes_on_bit_for_bit(name, tm
 
     model, losses = run(20)
     assert losses[-1] < losses[0] - 0.3 and foreign_part(model) is None
-    assert losses == pytest.approx(run(20, prepared=False)[1], rel=1e-3)
+    assert losses == pytest.approx(run(20, prepared=False)[1], rel=1e-6)
     run(10, tmp_path)
     again, resumed = run(20, tmp_path)
     assert resumed == losses and torch.equal(state(again), state(model))
@@ -159,7 +159,7 @@ def test_a_changed_model_is_loaded_as_it_was_and_cannot_leave_as_another(name, t
 
 def test_sentencepiece_gives_its_own_ids_and_comes_back(tmp_path):
     corpus = parts.Corpus("pairs", "en", "de", TEXTS + PAIRS, PAIRS, PAIRS)
-    tokenizer = fit_tokenizer("sentencepiece", corpus, 60)
+    tokenizer = fit_tokenizer("pieces", corpus, 60)
     tokenizer.save(tmp_path / "tokenizer.json")
     again = load_tokenizer(tmp_path / "tokenizer.json")
     library = parts.sentencepiece.SentencePieceProcessor(model_proto=tokenizer.model)
@@ -266,7 +266,7 @@ def test_a_plugin_brings_builder_tokenizer_schedule_and_command(tmp_path):
 
     sizes = "--N 1 --d-model 16 --d-ff 16 --h 2 --vocab-size 60 --max-tokens 64".split()
     sizes += "--steps 4 --warmup 2 --device cpu".split()
-    chosen = "--builder rotary --tokenizer sentencepiece --schedule cosine".split()
+    chosen = "--builder rotary --tokenizer pieces --schedule cosine".split()
     model = str(tmp_path / "model")
     done = run("train", str(own), "--out", model, *sizes, *chosen)
     assert done.returncode == 0, done.stderr

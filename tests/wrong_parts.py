@@ -279,9 +279,8 @@ LEARNING = {
         ("warmup**-1.5)\n", "warmup**-0.5)\n", "exponent of warmup is −1.5"),
         (f"* {RATE}\n", "* step * warmup**-1.5\n", "it only rises"),
         (f"* {RATE}\n", "* step**-0.5\n", "no warm-up"),
-        ('("step", step), ', "", "rate of step 0"),
-        ("    for name, value in ((", "    step = max(step, 1)\n    for name, value in ((",
-         "rate of step 0"),
+        ("min(step, d_model, warmup) >= 1", "min(d_model, warmup) >= 1", "rate of step 0"),
+        ("    if not min(", "    step = max(step, 1)\n    if not min(", "rate of step 0"),
     ],
     "NoamSchedule": [
         ("noam_rate(self.last_epoch + 1", "noam_rate(self.last_epoch",
@@ -346,7 +345,8 @@ LEARNING = {
          "weights do not move"),
         ("loss(config.label_smoothing", "loss(0.0", "label_smoothing is ignored"),
         ("    run = start_run(",
-         "    config = replace(config, steps=config.steps + 1)\n    run = start_run(",
+         "    config = type(config)(**vars(config) | {'steps': config.steps + 1})\n"
+         "    run = start_run(",
          "another number of updates"),
         ("return run.log", "return None", "return the log"),
         ("    model.eval()\n    return run.log", "    return run.log", "left in train()"),

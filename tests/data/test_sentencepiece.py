@@ -166,7 +166,8 @@ def test_languages_without_spaces_and_from_right_to_left_are_learnt_and_scored(l
     tokenizer = fit_tokenizer(kind, corpus, size)
     config = TransformerConfig(len(tokenizer), N=1, d_model=32, d_ff=64, h=4, dropout=0.0)
     model, _ = train_on(corpus, tokenizer, config,
-                        TrainingConfig(steps=150, max_tokens=400, warmup=50, validate_every=150),
+                        TrainingConfig(steps=350, max_tokens=400, warmup=50, factor=0.4,
+                                       validate_every=350),
                         False)
     save_checkpoint(tmp_path / "m", model, tokenizer, source_language="en",
                     target_language=language)
@@ -176,7 +177,7 @@ def test_languages_without_spaces_and_from_right_to_left_are_learnt_and_scored(l
     if language == "ja" and not find_spec("MeCab"):
         with pytest.raises(ImportError, match=r"pip install 'sacrebleu\[ja\]'"):
             bleu_report(outputs, list(references), language, bootstrap=0)
-        assert sum(map(str.__eq__, outputs, references)) > 16
+        assert sum(map(str.__eq__, outputs, references)) > len(references) * 0.6
     else:
         report = bleu_report(outputs, list(references), language, bootstrap=0)
         assert report["sacrebleu"].score > 90 and report["chrf"].score > 90
