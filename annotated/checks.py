@@ -269,7 +269,19 @@ def untied(seed, vocab_size=9):
 
 # %% ../notebooks/66_checks.ipynb #cc000020
 def _greedy(part):
-    """The check of a function (model, source, extra) that decodes greedily."""
+    """The check of a function (model, source, extra) that decodes greedily.
+
+    differ: two calls differ: dropout is on, use evaluating
+    end: the end token is part of the result: leave it out
+    begin: begin is part of the result: leave it out
+    ahead: it goes on after the end token: a sentence that has ended must not grow
+    shared: all sentences share the limit of the longest: each has its own length plus extra
+    early: it stops too early: the limit is the length of the source plus extra
+    first: it looks at the first position: the newest is the last, [:, -1]
+    wrong: a sentence in a batch is not what the plain loop gives alone: look at padding, at begin,
+      and at which row a token belongs to
+    mode: the model is left in eval(): give back the mode that it had
+    """
     model, rows = untied(10), [[4, 5, END], [6, 7, 8, 5, END], [8, END]]
     source = torch.tensor([row + [PAD] * (5 - len(row)) for row in rows])
     exact = copy.deepcopy(model).eval()
@@ -297,16 +309,6 @@ def _check_generate(part):
     next_token(logits)                            (rows, 1)
     rows that said END, or reached their limit, are done
 
-    differ: two calls differ: dropout is on, use evaluating
-    end: the end token is part of the result: leave it out
-    begin: begin is part of the result: leave it out
-    ahead: it goes on after the end token: a sentence that has ended must not grow
-    shared: all sentences share the limit of the longest: each has its own length plus extra
-    early: it stops too early: the limit is the length of the source plus extra
-    first: it looks at the first position: the newest is the last, [:, -1]
-    wrong: a sentence in a batch is not what the plain loop gives alone: look at padding, at begin,
-      and at which row a token belongs to
-    mode: the model is left in eval(): give back the mode that it had
     asked: next_token must be asked once per step, with logits (rows, vocab_size), until it says end
     """
     _greedy(lambda model, source, extra: part(
@@ -316,24 +318,19 @@ def _check_generate(part):
          torch.full((len(logits), 1), END), 3)
     need(asked == [(1, 9)], "asked")
 
+
+_check_generate.shared = _greedy
+
 # %% ../notebooks/66_checks.ipynb #cc000022
 def _check_greedy_decode(part):
     """Each next token is the one with the largest logit.
 
     logits.argmax(dim=1, keepdim=True)            (rows, 1), from (rows, vocab_size)
-
-    differ: two calls differ: dropout is on, use evaluating
-    end: the end token is part of the result: leave it out
-    begin: begin is part of the result: leave it out
-    ahead: it goes on after the end token: a sentence that has ended must not grow
-    shared: all sentences share the limit of the longest: each has its own length plus extra
-    early: it stops too early: the limit is the length of the source plus extra
-    first: it looks at the first position: the newest is the last, [:, -1]
-    wrong: a sentence in a batch is not what the plain loop gives alone: look at padding, at begin,
-      and at which row a token belongs to
-    mode: the model is left in eval(): give back the mode that it had
     """
     _greedy(part)
+
+
+_check_greedy_decode.shared = _greedy
 
 # %% ../notebooks/66_checks.ipynb #cc000023
 def best_of_all(model, ids, most, alpha, keep=lambda ids: True):

@@ -77,7 +77,8 @@ def complaint(check, part):
         check(part)
     except Fault as fault:
         key = str(fault)
-        sentences = (inspect.getdoc(check) or "").split("\n\n")[-1]
+        docs = [inspect.getdoc(said) for said in (check, getattr(check, "shared", None)) if said]
+        sentences = "\n".join(doc.split("\n\n")[-1] for doc in filter(None, docs))
         told = re.search(rf"^{key}: (.+(?:\n  .+)*)", sentences, re.MULTILINE)
         return " ".join(told[1].split()) if key.isidentifier() and told else key
     except Exception as error:  # the code of a reader may raise anything

@@ -131,7 +131,7 @@ class Prepare:
     name: Positional[str]
     folder: Positional[Path]  # new folder for tokenizer and encoded pairs
     vocab_size: int  # pieces of the vocabulary: 37000 and 32000 in the paper
-    model: Literal["bpe", "wordpiece"] = "bpe"  # how pieces are learnt
+    model: Literal["bpe", "wordpiece", "sentencepiece"] = "bpe"  # how pieces are learnt
     source_language: str | None = None  # English, or the corpus's first
     target_language: str | None = None  # German, or the corpus's second
     share: float = 1.0  # of the pairs from which the vocabulary is learnt

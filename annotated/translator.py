@@ -15,7 +15,7 @@ from itertools import islice
 import torch
 
 from annotated.data.batches import pad
-from annotated.data.tokenizers import BEGIN
+from annotated.data.tokenizers import BEGIN, UNSPACED, base_language
 from annotated.fast.engines import make_engine
 from annotated.model.multi_head import record_attention
 from annotated.training import distributed
@@ -85,7 +85,7 @@ def best_translations(saved, sentence, parts, attention):
     for group in zip(*(beam for *_, beam in parts), strict=False):
         texts = [as_line(ids, saved.tokenizer, text)
                  for (ids, _), (text, *_) in zip(group, parts, strict=True)]
-        row = {"text": " ".join(texts), "score": sum(score for _, score in group),
+        row = {"text": saved.space.join(texts), "score": sum(score for _, score in group),
                "tokens": [piece for ids, _ in group for piece in pieces(ids)]}
         if attention:
             weights = [cross_attention(saved.model, source, ids)
@@ -114,6 +114,11 @@ class Translator(Checkpoint):
     def languages(self):
         """(source, target); English and German where the facts beside the model name none."""
         return self.info.get("source_language", "en"), self.info.get("target_language", "de")
+
+    @property
+    def space(self):
+        """What stands between two sentences of the target language; Japanese has nothing there."""
+        return "" if base_language(self.languages[1]) in UNSPACED else " "
 
     def translate(self, sentences, **options):
         """What `stream` yields, with its options: for a string one translation, else a list."""
@@ -149,7 +154,8 @@ class Translator(Checkpoint):
             for sentence, parts in zip(some, decode_parts(self, some, decode, 4096 // beam),
                                        strict=True):
                 yield (best_translations(self, sentence, parts, attention) if in_detail else
-                       " ".join(as_line(ids, self.tokenizer, text) for text, _, ids in parts))
+                       self.space.join(as_line(ids, self.tokenizer, text)
+                                       for text, _, ids in parts))
         report_unknown(unknown)
 
     def save(self, folder):

@@ -6,23 +6,8 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from wrong_parts import HOMES, MODEL, changed, library_part, rows
 
-from annotated.checks import CHECKS, fault
-
-NAMES = [name for name in CHECKS if HOMES[name].startswith("model.")]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_library_s_part_passes_its_check(name):
-    assert fault(name, library_part(name)) is None
-
-
-@pytest.mark.parametrize("name, old, new, words", rows(MODEL))
-def test_a_mistake_gets_the_sentence_that_names_it(name, old, new, words):
-    told = fault(name, changed(name, old, new))
-    assert told is not None and words in told
-
+from annotated.checks import fault
 
 # Right solutions that look different
 

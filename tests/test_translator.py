@@ -173,6 +173,8 @@ def test_a_long_line_is_split_at_the_ends_of_its_sentences_and_nothing_is_lost(m
         translations = translator.translate(several)
         assert translator.translate(LONG) == " ".join(translations)
         assert translate(several, translator.model, WORDS, beam=4) == translations
+        translator.info["target_language"] = "ja"  # which has no spaces
+        assert translator.translate(LONG) == "".join(translations)
 
 
 def test_a_long_line_in_detail_joins_the_hypotheses_of_its_parts(capsys):

@@ -23,6 +23,7 @@ from annotated.data.tokenizers import (
     PAD,
     SPECIAL_PIECES,
     UNKNOWN,
+    WORDS,
     SubwordTokenizer,
     WordTokenizer,
     library_tokenizer,
@@ -135,7 +136,6 @@ def from_marian(marian, config, activation="relu", ids=slice(None)):
     return {name: weight for name, weight in weights.items() if name not in bias}, "transformer"
 
 # %% ../../notebooks/25_hugging_face.ipynb #09361e02
-WORDS = r"\w+(?=n['’]t\b)|n['’]t\b|['’](?:s|m|d|re|ve|ll)\b|\w+|[^\w\s]"  # close to spaCy's rules
 GLUE = (  # what `join_words` takes out, as far as a file can say it: (where, what takes its place)
     (r" (?=[.,!?;:…)\]}%])", ""), (r"(?<=[(\[{„]) ", ""), (r"(?<=\w) - (?=\w)", "-"),
     (r" (?=(?:n['’]t|['’](?:s|m|d|re|ve|ll))(?!\w)|-[^\W\d])", ""),
@@ -186,8 +186,8 @@ def _subword_form(tokenizer, names):
 def library_form(tokenizer):
     """A tokenizer of this library as one of the library `tokenizers`, which adds END to each text.
 
-    Subwords come out exactly alike. Words are split by the regular expression WORDS, not by spaCy,
-    and joined by GLUE. The ids 0 to 3 have their usual names, in brackets if a piece is called so.
+    Subwords and words get the same ids as here; words are joined by GLUE, nearly as `join_words`
+    does. The ids 0 to 3 have their usual names, in brackets if a piece is called so.
     """
     from tokenizers import AddedToken, processors
 
@@ -267,8 +267,6 @@ def model_card(config, tokenizer, source_language="en", target_language="de", da
     form = tokenizer.normalizer
     moses = form.moses or form.punctuation
     caution = "\nText must be given as Moses' scripts leave it." if moses else ""
-    caution += ("\nText is split into words by a regular expression that is close to spaCy's "
-                "rules, by which the\ntraining data were split." if kind == "words" else "")
     sizes = (f"{name}={getattr(config, name):,}" for name in ("N", "d_model", "d_ff", "h"))
     return CARD.format(
         languages=json.dumps([source_language, target_language]), data=data, metric=metric,

@@ -19,13 +19,10 @@ from unittest import mock
 
 import sacrebleu
 
-from annotated.data.tokenizers import base_language
+from annotated.data.tokenizers import UNSPACED, base_language
 from annotated.files import whole_file
 
 # %% ../../notebooks/19_scores.ipynb #564a5345
-UNSPACED = {"zh", "ja", "th", "lo", "km", "my"}  # languages whose words are not parted by spaces
-
-
 def bleu_tokenizer(language):
     """The name of sacreBLEU's tokenizer for a language; ImportError if its package is missing.
 
