@@ -166,7 +166,10 @@ def greedy_decode(model, source: Int[Tensor, "batch n"], extra=50, steps=Increme
     Arguments, result and errors as in `generate`. A sentence is translated alone as it is in a
     batch.
     """
-    return generate(model, source, lambda logits: logits.argmax(dim=1, keepdim=True), extra, steps)
+    def most_probable(logits):  # argmax, which PyTorch computes slowly in bfloat16
+        return logits.max(dim=1, keepdim=True).indices
+
+    return generate(model, source, most_probable, extra, steps)
 
 # %% ../../notebooks/18_search.ipynb #f25ca2a4
 def sample(model, source: Int[Tensor, "batch n"], temperature=1.0, top_k=None, top_p=None, seed=0,
