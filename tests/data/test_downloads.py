@@ -119,7 +119,8 @@ def test_a_bad_first_download_is_no_digest_to_hold_to(publisher, tmp_path, name,
     middle = len(good) // 2 if name != "a.tar" else 3  # a plain tar has sums of its headers alone
     publisher.files[f"/{name}"] = {"login": LOGIN, "cut": good[:middle], "flipped": good[:middle]
                                    + bytes([good[middle] ^ 255]) + good[middle + 1:]}[damage]
-    with pytest.raises(ValueError, match=rf"{name}: what was downloaded is no complete \.\w+ file .* removed"):
+    message = rf"{name}: what was downloaded is no complete \.\w+ file .* removed"
+    with pytest.raises(ValueError, match=message):
         fetch_known(f"{publisher.address}/{name}", tmp_path / name, {})
     assert seen(tmp_path) == []
     publisher.files[f"/{name}"] = good
