@@ -38,7 +38,7 @@ def test_a_failed_download_says_so_and_leaves_nothing(publisher, tmp_path, fault
         del publisher.files["/a.gz"]
     elif fault == "wrong digest":
         digest, error = "0" * 64, ValueError
-        message = f"has not the SHA-256 digest {digest}: {path} was not written"
+        message = f"does not have the SHA-256 digest {digest}: {path} was not written"
     elif fault == "redirect without end":
         publisher.redirects |= {"/a.gz": "/b.gz", "/b.gz": "/a.gz"}
     elif fault == "nobody there":
