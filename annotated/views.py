@@ -22,7 +22,7 @@ from annotated.translation.search import check_beam, encode_texts, search
 
 # %% ../notebooks/72_views.ipynb #vw000008
 def _close(views):
-    """Let matplotlib forget the figures among some charts."""
+    """Close the matplotlib figures among some charts."""
     import matplotlib.pyplot as plt
 
     for chart in views.values():
@@ -57,7 +57,7 @@ class Look:
         return views
 
     def save(self, path):
-        """Write one HTML page with all charts, which stands alone and needs no network."""
+        """Write one self-contained HTML page with all charts, which needs no network."""
         views = self.charts()
         write_text(path, chart_page(views, f"{self.sentence} → {self.translation}"))
         _close(views)

@@ -50,10 +50,10 @@ def test_heatmap_is_as_dark_as_its_largest_weight_only_on_request():
     (WEIGHTS, KEYS, QUERIES * 2, "weights have 3 queries but 6 tokens were given"),
     (WEIGHTS, QUERIES, KEYS, "weights have 4 keys but 3 tokens"),
     (WEIGHTS, "abcd", QUERIES, "keys must be a list of tokens"),
-    (HEADS[None, None], KEYS, QUERIES, r"got shape \(1, 1, 2, 3, 4\); of a batch choose one"),
-    (np.stack([HEADS, HEADS]), KEYS, QUERIES, r"got shape \(2, 2, 3, 4\); of a batch choose one"),
-    (WEIGHTS - 0.2, KEYS, QUERIES, "weights must be numbers from 0 on"),
-    (WEIGHTS * np.nan, KEYS, QUERIES, "weights must be numbers from 0 on"),
+    (HEADS[None, None], KEYS, QUERIES, r"got shape \(1, 1, 2, 3, 4\); choose one of a batch"),
+    (np.stack([HEADS, HEADS]), KEYS, QUERIES, r"got shape \(2, 2, 3, 4\); choose one of a batch"),
+    (WEIGHTS - 0.2, KEYS, QUERIES, "weights must be non-negative numbers"),
+    (WEIGHTS * np.nan, KEYS, QUERIES, "weights must be non-negative numbers"),
     (WEIGHTS[0], KEYS, QUERIES, r"got shape \(4,\)"),
     ([[1.0, 2.0], [3.0]], KEYS, QUERIES, "weights must be numbers in a rectangular"),
     ([["a", "b"]], KEYS, QUERIES, "weights must be numbers"),
@@ -70,7 +70,7 @@ def test_a_batch_of_one_sentence_is_that_sentence():
         batch, same = ([row[-5:] for row in theme.table(draw(weights, KEYS, QUERIES))[1]]
                        for weights in (HEADS[None], HEADS))
         assert batch == same and len(batch) == HEADS.size
-    with pytest.raises(ValueError, match="weights of 'layer 1' must be .* of a batch choose one"):
+    with pytest.raises(ValueError, match="weights of 'layer 1' must be .* choose one of a batch"):
         attention.attention_overview([np.stack([HEADS, HEADS])], KEYS, QUERIES)
 
 

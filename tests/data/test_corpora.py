@@ -282,7 +282,7 @@ def test_an_archive_is_fetched_and_split_once(flashcards, tmp_path):
 
 
 @pytest.mark.parametrize("body, message", [
-    (b"no archive", "what came is no whole .zip file"),
+    (b"no archive", "what was downloaded is no complete .zip file"),
     (archive("other.txt"), "holds no file deu.txt"),
     (archive(text="one\ttwo\nno tab\n"), "line 2: 1 column"),
 ])

@@ -110,7 +110,7 @@ def test_a_memory_is_read_in_any_of_its_versions(tmp_path, head, attribute):
                           memory([[("en", "&no;")]])])
 def test_a_damaged_memory_is_named(tmp_path, data):
     (tmp_path / "t.tmx").write_bytes(data)
-    with pytest.raises(ValueError, match=r"t\.tmx is no whole TMX file"):
+    with pytest.raises(ValueError, match=r"t\.tmx is not a complete TMX file"):
         read_tmx(tmp_path / "t.tmx", "en", "de")
 
 

@@ -97,7 +97,7 @@ def test_a_damaged_folder_is_refused_by_the_name_of_the_file(folder, file, damag
         (folder / file).unlink()
     message = {"truncated": "bytes, expected", "longer": "bytes, expected", "missing": "is missing",
                "flipped": "has other contents"}[damage]
-    with pytest.raises(ValueError, match=f"{file} .*{message}.*: encode the corpus anew"):
+    with pytest.raises(ValueError, match=f"{file} .*{message}.*: encode the corpus again"):
         EncodedPairs(folder, check=True)
     if damage == "flipped":  # only who reads it all can see that
         assert len(EncodedPairs(folder)) == 200
