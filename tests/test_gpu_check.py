@@ -100,20 +100,19 @@ PACKAGES = "torch numpy transformers jaxtyping tokenizers safetensors sacrebleu 
 
 
 def first_run(out, path, **environment):
-    """(exit status, {part: how it ended}, seconds of all) of a first run on processors."""
+    """(exit status, {part: how it ended}) of a first run on processors."""
     kept = {name: os.environ[name] for name in ("HOME", "ANNOTATED_DATA") if name in os.environ}
     done = subprocess.run([FIRST_RUN, out, "--device", "cpu"], cwd=out.parent,
                           env=kept | {"PATH": f"{path}:/usr/bin:/bin", **environment})
     _, *rows = (out / "parts.tsv").read_text(encoding="utf-8").splitlines()
-    rows = [row.split("\t") for row in rows]
-    return done.returncode, {name: how for name, _, how in rows}, sum(int(row[1]) for row in rows)
+    return done.returncode, {name: how for name, _, how in (row.split("\t") for row in rows)}
 
 
 def test_the_parts_of_the_first_run_take_at_most_nine_minutes():
     """With the five seconds that `timeout` leaves to one that does not end when it is asked to."""
     assert sum(int(seconds) for seconds, _ in PLAN) + 5 <= 9 * 60
     text = FIRST_RUN.read_text(encoding="utf-8")
-    checks = re.findall(r"(\w+)=(\d+)", text.partition("--parts")[2].splitlines()[0])
+    checks = re.findall(r"(\w+)=\$\(\((\d+) \* slow", text)
     assert [name for name, _ in checks] == list(gpu_check.TIMES)
     assert sum(int(seconds) for _, seconds in checks) <= int(dict(map(reversed, PLAN))["check"])
 
@@ -131,7 +130,7 @@ case "$*" in *gpu_check.py*) [ $GPU_SECONDS = 540 ] || exec sleep 60 ;;
     *profile*) echo no luck; exit 3 ;; esac
 """)
     stub.chmod(0o755)
-    status, found, _ = first_run(tmp_path / "out", stub.parent, GPU_SECONDS=seconds)
+    status, found = first_run(tmp_path / "out", stub.parent, GPU_SECONDS=seconds)
     assert status == 1 and found == ends
 
 
@@ -164,20 +163,22 @@ def bare_environment(folder):
 
 @pytest.mark.long
 def test_the_first_run_is_rehearsed_without_what_a_bare_machine_lacks(tmp_path):
-    """Every part ends well; without Multi30k its part says what is missing, and where."""
+    """Every part ends well, however busy this machine is; without Multi30k its part says what is
+    missing, and where.
+    """
     programs = bare_environment(tmp_path / "bare")
     for missing in ("spacy", "pytest", "tyro", "requests", "matplotlib", "annotated"):
         asked = [programs / "python3", "-c", f"import {missing}"]
         done = subprocess.run(asked, capture_output=True, text=True, cwd=tmp_path)
         assert "ModuleNotFoundError" in done.stderr, missing
     out = tmp_path / "out"
-    status, found, seconds = first_run(out, programs)
+    status, found = first_run(out, programs, GPU_SECONDS="3240")
     beside = [ROOT / "shared" / "data", ROOT.parent / "shared" / "data", ROOT / "data"]
     named = os.environ.get("ANNOTATED_DATA")
     there = any((place / "multi30k").is_dir() for place in ([Path(named)] if named else beside))
     if not there:
         assert "lacks train.en.gz: Multi30k is not there" in found.pop("multi30k")
-    assert set(found.values()) == {"ok"} and status == (not there) and seconds <= 540
+    assert set(found.values()) == {"ok"} and status == (not there)
     check = json.loads((out / "check" / "report.json").read_text())["parts"]
     assert check["steps"]["facts"]["bf16"]["waits"] == [0, 0]
     for name, systems in {"base": {"annotated", "torch", "marian"},

@@ -9,8 +9,9 @@
 # models go the same way.
 #
 # Each part is a process of its own. It ends, at the latest, when the seconds of all parts up to it
-# are over (or GPU_SECONDS, if these are fewer); what it had written by then stays. OUT gets its
-# figures as NAME.json or a folder, what it printed as NAME.log, and in parts.tsv how it ended.
+# are over; what it had written by then stays. OUT gets its figures as NAME.json or a folder, what
+# it printed as NAME.log, and in parts.tsv how it ended. GPU_SECONDS is how long all may take: with
+# fewer than 540 the last parts are cut, 1080 give each part twice its time, on a busy machine.
 set -uo pipefail
 if [[ $# != 1 && "$*" != *" --device "@(cpu|cuda) ]]; then
     echo "usage: tools/gpu_first_run.sh OUT [--device cpu]" >&2
@@ -24,13 +25,13 @@ for data in shared/data ../shared/data; do
 done
 export PYTHONPATH=$PWD TEST_DEVICE=$device
 printf 'part\tseconds\thow it ended\n' | tee "$out/parts.tsv"
-planned=0 bad=0 SECONDS=0
+total=${GPU_SECONDS:-540} planned=0 bad=0 SECONDS=0
+slow=$((total < 1080 ? 1 : total / 540))
 
 part() {  # its seconds, its name, and what Python shall run; {left}: the seconds that it has
-    local name=$2 command=("${@:3}") begin=$SECONDS end left status how
-    planned=$((planned + $1))
-    end=${GPU_SECONDS:-$planned}
-    left=$(((end < planned ? end : planned) - SECONDS))
+    local name=$2 command=("${@:3}") begin=$SECONDS left status how
+    planned=$((planned + $1 * slow))
+    left=$(((total < planned ? total : planned) - SECONDS))
     if ((left < 2)); then
         how="cut: no time was left"
     else
@@ -51,7 +52,8 @@ bench=(-m benchmarks --device "$device" --threads 1 --busy-anyway --effort 0.1)
 train=("${bench[@]}" --tokens $tokens --systems annotated,torch,marian)
 
 part 215 check tools/gpu_check.py --device "$device" --out "$out/check" \
-    --parts versions=40 steps=45 compiled=70 resume=35 processes=25
+    --parts versions=$((40 * slow)) steps=$((45 * slow)) compiled=$((70 * slow)) \
+    resume=$((35 * slow)) processes=$((25 * slow))
 part 70 base "${train[@]}" --only "^train, $base$" --no-compile --out "$out/base.json"
 part 65 big "${train[@]}" --only "^train, $big$" --no-compile --out "$out/big.json"
 part 20 profile -m benchmarks.profile --device "$device" --tokens $tokens --size $base \
