@@ -12,7 +12,6 @@ import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import requests
 from filelock import FileLock
 
 from annotated.files import DAMAGE, open_text, sha256_of, write_json
@@ -41,6 +40,8 @@ def check_digest(path, digests):
 # %% ../../notebooks/82_downloads.ipynb #3530093d
 def _check_length(reply, **_):
     """Raise a ConnectionError for a reply whose completeness could not be checked."""
+    import requests
+
     known = "Content-Length" in reply.headers or "Transfer-Encoding" in reply.headers
     if reply.ok and not reply.is_redirect and not known:
         raise requests.ConnectionError("the server does not say how long the file is")
@@ -53,7 +54,9 @@ def fetch(address, path, sha256=None, timeout=30, attempts=4):
     Raises ValueError where the digest is not `sha256`, ConnectionError where the download fails,
     and, without a digest, where the server does not say how long the file is.
     """
-    import pooch  # here, for it warns of widgets that are missing, and little is downloaded
+    # here: pooch warns of widgets that are missing, and corpora that are there need neither
+    import pooch
+    import requests
 
     path = Path(path)
     store = pooch.create(path.parent, base_url="", registry={path.name: sha256},
