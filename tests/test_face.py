@@ -41,6 +41,12 @@ def test_importing_loads_neither_torch_nor_any_module():
     assert run_python(code, cwd=ROOT) == "['annotated']\n"
 
 
+def test_the_plain_model_loads_torch_and_no_other_large_package():
+    code = ("import sys, annotated.model.transformer; print(sorted({'torch', 'spacy', 'torchtext', "
+            "'altair', 'matplotlib'} & sys.modules.keys()))")
+    assert run_python(code, cwd=ROOT) == "['torch']\n"
+
+
 def test_all_names_come_with_a_star():
     code = "from annotated import *; print(Transformer.__name__, load_corpus.__name__)"
     assert run_python(code, cwd=ROOT) == "Transformer load_corpus\n"
