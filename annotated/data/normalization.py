@@ -46,14 +46,14 @@ def _moses(kind, language):
 
     return getattr(sacremoses, kind)(lang=language)
 
-
+# %% ../../notebooks/77_normalization.ipynb #no0000s0
 def frequent_marks(counts):
     """The marks of `ALIKE` in a `Counter` of characters that count, the most frequent first."""
     total = {mark: sum(counts[other] for other in row) for row in ALIKE for mark in row}
     marks = (mark for mark in total if counts[mark] and counts[mark] * 50 >= total[mark])
     return "".join(sorted(marks, key=lambda mark: (-counts[mark], mark)))
 
-
+# %% ../../notebooks/77_normalization.ipynb #no0000s1
 @dataclass(frozen=True)
 class Normalizer:
     """The form of a tokenizer's training text (5.1); calling it brings a text into this form."""
