@@ -55,7 +55,7 @@ def check_output(path):
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise PermissionError(f"{path} cannot be written: give another name, or change its mode")
 
-
+# %% ../notebooks/80_files.ipynb #ffc4c3s0
 def _replaceable(path):
     """The plain file that a name leads to, there or not yet; None for devices, pipes and such."""
     try:
@@ -67,7 +67,7 @@ def _replaceable(path):
     named = Path(os.path.abspath(path)).parts[1:2] not in (("dev",), ("proc",))
     return target if plain and named else None  # /dev/stdout is a file after `> out`
 
-
+# %% ../notebooks/80_files.ipynb #ffc4c3s1
 @contextlib.contextmanager
 def whole_file(path):
     """Open `path` for writing bytes so that it appears whole or not at all.
@@ -191,7 +191,7 @@ def plain_name(path):
     """The name of a file without the ending of its compression: `train.en` of `train.en.gz`."""
     return re.sub(r"\.(gz|xz|zst)$", "", Path(path).name)
 
-
+# %% ../notebooks/80_files.ipynb #84d7c9s0
 def input_lines(path, member=None, errors="strict"):
     """The lines of a UTF-8 file, or of standard input for "-", one at a time; see `open_text`.
 
@@ -216,7 +216,7 @@ def input_lines(path, member=None, errors="strict"):
             if text:  # not so if there is nothing but a byte order mark
                 yield text.removesuffix("\n").removesuffix("\r")
 
-
+# %% ../notebooks/80_files.ipynb #84d7c9s1
 def stream_lines(path, member=None, errors="strict"):
     """The lines of a text that is not empty, one at a time, as `input_lines` reads them.
 
