@@ -10,9 +10,7 @@ import json
 import os
 import signal
 import sys
-import tempfile
 from contextlib import nullcontext
-from dataclasses import asdict, replace
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
@@ -20,76 +18,8 @@ from pathlib import Path
 from tqdm import tqdm
 
 from annotated.options import Clean, Export, Looking, Prepare, Translate, command_line, read_options
-from annotated.reproduce import parse, vary
-from annotated.reproduce import score as _score
+from annotated.reproduce import _train, parse, score, vary
 from annotated.workbook import _check, _workbook
-
-# %% ../notebooks/96_cli.ipynb #ac03dc4d
-def _check_train(options):
-    """Raise an error for options and folders that cannot be used; keep what --average needs."""
-    from annotated.training import checkpoints
-
-    folder, training = options.checkpoints, options.training
-    if folder is None and (options.resume or options.average is not None):
-        raise ValueError("--resume and --average need checkpoints: give --checkpoints FOLDER")
-    if options.average is not None:
-        count = training.steps // training.save_every
-        if options.average > count and not training.patience:
-            raise ValueError(f"--average {options.average}: {training.steps} steps with "
-                             f"--save-every {training.save_every} make {count} checkpoints; "
-                             "save more often")
-        options.training = replace(training, keep_last=max(training.keep_last, options.average))
-    if folder and not options.resume and checkpoints.run_checkpoints(folder):
-        raise FileExistsError(f"{folder} holds checkpoints already: give --resume, or a new folder")
-    if options.out.exists() or options.out.is_symlink():
-        raise FileExistsError(f"{options.out} exists already: move it away, or give a new --out")
-
-# %% ../notebooks/96_cli.ipynb #967a33f2
-def _corpus_with_tokenizer(options, start=None):
-    """(corpus, tokenizer) that options or the `Checkpoint` start name; ValueError or OSError."""
-    from annotated.data import corpora, prepared, tokenizers
-    from annotated.training.loop import PRESETS
-
-    name, tokenizer = options.corpus, options.tokenizer
-    if (Path(name) / "prepared.json").is_file():
-        corpus = prepared.load_prepared(name)
-        own = corpus.source_language, corpus.target_language, len(corpus.tokenizer)
-        size = options.sizes.vocab_size
-        size = own[2] if size == PRESETS[options.preset][0].vocab_size else size
-        asked = options.source or own[0], options.target or own[1], size
-        if tokenizer is not None or options.normalize or asked != own:
-            raise ValueError(
-                f"{name} was prepared from {own[0]} to {own[1]} with a vocabulary of {own[2]}: "
-                "leave --vocab-size, --tokenizer, --normalize, --source and --target out")
-        if start is not None and (
-                len(corpus.tokenizer) > start.model.config.vocab_size or start.tokenizer is not None
-                and start.tokenizer.as_dict() != corpus.tokenizer.as_dict()):
-            raise ValueError(f"{name} was prepared with another tokenizer than {options.start} has")
-        return corpus, corpus.tokenizer
-    corpus = corpora.load_corpus(name, None, options.source, options.target)
-    if not isinstance(corpus.train, list):
-        hint = f"annotated prepare {name} FOLDER --vocab-size 37000, then give FOLDER in its place"
-        raise ValueError(f"{name} is too large to be held in memory: {hint}")
-    if start is not None:
-        if start.tokenizer is None or options.normalize:
-            raise ValueError(f"{options.start} has no tokenizer that can be read, or you gave "
-                             "--normalize: give a corpus that was prepared with the model's")
-        return corpus, start.tokenizer
-    name = tokenizer or ("words" if name == "toy" else "bpe")
-    form = dict.fromkeys(options.normalize, True)
-    return corpus, tokenizers.fit_tokenizer(name, corpus, options.sizes.vocab_size, **form)
-
-# %% ../notebooks/96_cli.ipynb #cl100001
-def _start(options):
-    """The `Checkpoint` in the folder of --from; None without that option."""
-    from annotated.interop.hugging_face import load_for_training
-    from annotated.training.loop import PRESETS
-
-    given = options.sizes, options.builder, options.tokenizer, options.attention_gain
-    if options.start and given != (PRESETS[options.preset][0], "transformer", None, 1.0):
-        raise ValueError("--from brings model and tokenizer: leave out the model's sizes, "
-                         "--builder, --tokenizer and --attention-gain")
-    return options.start and load_for_training(options.start)
 
 # %% ../notebooks/96_cli.ipynb #501c1a51
 def _build(config, build, attention_gain):
@@ -254,6 +184,21 @@ def _clean(arguments):
     else:
         print(json.dumps(result, indent=1))
 
+# %% ../notebooks/96_cli.ipynb #df7f8703
+def _score_in_words(path):
+    """{"metric", "signature"} from the JSON of a `bleu_report`, or of `annotated score`."""
+    from annotated import results
+
+    try:
+        report = results.read_json(path)
+        entry = report["entries"]["sacrebleu"]
+        data = report.get("data") or f"{report['sentences']} sentences"
+        where = ", ".join(str(part) for part in (data, report.get("decoding")) if part)
+        return {"metric": f"BLEU {entry['score']:.2f} on {where}", "signature": entry["signature"]}
+    except (ValueError, KeyError, TypeError) as error:
+        hint = "give the JSON that bleu_report wrote"
+        raise ValueError(f"{path} is no report of scores ({error!r}): {hint}") from None
+
 # %% ../notebooks/96_cli.ipynb #afb75bdc
 def _export(arguments):
     """Make folders for Hugging Face and CTranslate2."""
@@ -277,7 +222,7 @@ def _export(arguments):
     saved = load(options.model)
     source, target = saved.languages
     corpus = options.data or saved.info.get("corpus")
-    scores = hugging_face.score_in_words(options.scores) if options.scores else {}
+    scores = _score_in_words(options.scores) if options.scores else {}
     hugging_face.export_to_hugging_face(saved.model, saved.tokenizer, options.out, data=corpus,
                                         source_language=source, target_language=target, **scores)
     if options.ctranslate2:
@@ -297,7 +242,7 @@ def _export(arguments):
 
 # %% ../notebooks/96_cli.ipynb #0f75fb0b
 COMMANDS = {command.__name__.strip("_"): command for command in (
-    _train, _translate, _look, _prepare, _clean, _score, _export, parse, vary,
+    _train, _translate, _look, _prepare, _clean, score, _export, parse, vary,
     _workbook, _check)}
 USAGE = "\n".join([
     "usage: annotated [--plugin MODULE] COMMAND [OPTIONS]", "",

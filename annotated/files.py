@@ -56,6 +56,7 @@ def check_output(path):
         raise PermissionError(f"{path} cannot be written: give another name, or change its mode")
 
 
+# %% ../notebooks/80_files.ipynb #ffc4c3s0
 def _replaceable(path):
     """The regular file that a path leads to, even if it does not exist; None for devices, pipes."""
     try:
@@ -67,7 +68,7 @@ def _replaceable(path):
     named = Path(os.path.abspath(path)).parts[1:2] not in (("dev",), ("proc",))
     return target if plain and named else None  # /dev/stdout is a file after `> out`
 
-
+# %% ../notebooks/80_files.ipynb #ffc4c3s1
 @contextlib.contextmanager
 def whole_file(path):
     """Open `path` for writing bytes so that it appears whole or not at all.
@@ -192,6 +193,7 @@ def plain_name(path):
     return re.sub(r"\.(gz|xz|zst)$", "", Path(path).name)
 
 
+# %% ../notebooks/80_files.ipynb #84d7c9s0
 def input_lines(path, member=None, errors="strict"):
     """The lines of a UTF-8 file, or of standard input for "-", one at a time; see `open_text`.
 
@@ -216,7 +218,7 @@ def input_lines(path, member=None, errors="strict"):
             if text:  # not so if there is nothing but a byte order mark
                 yield text.removesuffix("\n").removesuffix("\r")
 
-
+# %% ../notebooks/80_files.ipynb #84d7c9s1
 def stream_lines(path, member=None, errors="strict"):
     """Yield the lines of a text, as `input_lines` reads them; ValueError for an empty file.
 

@@ -111,11 +111,6 @@ class Translator(Checkpoint):
     info: dict = field(default_factory=dict)
 
     @property
-    def languages(self):
-        """(source, target); English and German where the facts beside the model name none."""
-        return self.info.get("source_language", "en"), self.info.get("target_language", "de")
-
-    @property
     def space(self):
         """What separates two sentences of the target language: a space, or nothing in Japanese."""
         return "" if base_language(self.languages[1]) in UNSPACED else " "

@@ -81,7 +81,7 @@ def look(sentence, saved=None, beam=4, alpha=0.6):
     check_beam(beam, alpha)
     saved = saved or book_model()
     model, tokenizer, device = saved.model, saved.tokenizer, next(saved.model.parameters()).device
-    (source,) = encode_texts([sentence], tokenizer, saved.info.get("source_language", "en"))
+    (source,) = encode_texts([sentence], tokenizer, saved.languages[0])
     if not source:
         raise ValueError("the sentence is blank: give one with a word to look at")
     (ids,) = search(model, [source], beam, alpha)

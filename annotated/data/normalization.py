@@ -47,13 +47,14 @@ def _moses(kind, language):
     return getattr(sacremoses, kind)(lang=language)
 
 
+# %% ../../notebooks/77_normalization.ipynb #no0000s0
 def frequent_marks(counts):
     """The marks of `ALIKE` that a `Counter` of characters has often enough, most frequent first."""
     total = {mark: sum(counts[other] for other in row) for row in ALIKE for mark in row}
     marks = (mark for mark in total if counts[mark] and counts[mark] * 50 >= total[mark])
     return "".join(sorted(marks, key=lambda mark: (-counts[mark], mark)))
 
-
+# %% ../../notebooks/77_normalization.ipynb #no0000s1
 @dataclass(frozen=True)
 class Normalizer:
     """Brings a text into the form of a tokenizer's training text (5.1) when it is called."""

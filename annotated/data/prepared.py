@@ -7,7 +7,6 @@ __all__ = ['load_prepared', 'prepare_corpus']
 
 # %% ../../notebooks/83_prepared.ipynb #88db6e15
 import contextlib
-import hashlib
 import json
 import mmap
 import random
@@ -23,7 +22,7 @@ from filelock import FileLock
 from tqdm import tqdm
 
 from annotated.data.base_tokenizer import UNKNOWN, Tokenizer
-from annotated.data.batches import PairArrays, arrays_of, prefetch
+from annotated.data.batches import PairArrays, as_arrays, prefetch
 from annotated.data.cleaning import clean_pairs, loss_warning
 from annotated.data.corpora import CORPORA, choose_languages, load_corpus
 from annotated.data.tokenizers import SubwordTokenizer, fit_tokenizer, load_tokenizer
@@ -81,9 +80,9 @@ def _encode_chunk(texts, tokenizer, languages, max_length, dtype):
              for side, language in zip(zip(*texts, strict=True), languages, strict=True)]
     pairs = [pair for pair in zip(*sides, strict=True)
              if max_length is None or max(map(len, pair)) < max_length]
-    return *arrays_of(pairs, dtype), len(texts) - len(pairs)
+    return as_arrays(pairs, dtype), len(texts) - len(pairs)
 
-
+# %% ../../notebooks/83_prepared.ipynb #pr000031
 def write_encoded(pairs, tokenizer, folder, source_language="en", target_language="de",
                   max_length=None, chunk=10_000, report=None):
     """Encode (source, target) texts, chunk by chunk, into a new folder; returns its `EncodedPairs`.
@@ -101,12 +100,12 @@ def write_encoded(pairs, tokenizer, folder, source_language="en", target_languag
         with contextlib.ExitStack() as stack:
             files = [stack.enter_context(open(part / file, "wb")) for file in _FILES]
             chunks = prefetch(iter(lambda: list(islice(pairs, chunk)), []), encode)
-            for ids, offsets, lengths, left in stack.enter_context(contextlib.closing(chunks)):
-                arrays = ids, (start + offsets).astype("<i8"), lengths.astype("<i4")
+            for some, left in stack.enter_context(contextlib.closing(chunks)):
+                arrays = some.ids, (start + some.offsets).astype("<i8"), some.lengths.astype("<i4")
                 for file, array in zip(files, arrays, strict=True):
                     file.write(array.tobytes())
-                longest = np.maximum(longest, lengths.max(axis=0, initial=0))
-                start, count, dropped = start + len(ids), count + len(lengths), dropped + left
+                longest = np.maximum(longest, some.longest)
+                start, count, dropped = start + len(some.ids), count + len(some), dropped + left
                 if report is not None:
                     report(count + dropped, sum(file.tell() for file in files))
         if not count:
@@ -116,7 +115,7 @@ def write_encoded(pairs, tokenizer, folder, source_language="en", target_languag
                  for file in _FILES}
         write_json(part / "manifest.json", {
             "pairs": count, "tokens": start, "longest": longest.tolist(), "dtype": dtype,
-            "dropped": dropped, "languages": languages, "vocabulary": vocabulary_digest(tokenizer),
+            "dropped": dropped, "languages": languages, "vocabulary": tokenizer.digest(),
             "files": facts})
     return EncodedPairs(folder)
 
@@ -199,7 +198,7 @@ def load_prepared(folder, check=False):
         raise ValueError(f"{what}: prepare the corpus anew") from error
     tokenizer = load_tokenizer(folder / "tokenizer.json")
     actual = {split: sha256_of(folder / split / "manifest.json") for split in ("train", "valid")}
-    for part, digest in {"tokenizer": vocabulary_digest(tokenizer), **actual}.items():
+    for part, digest in {"tokenizer": tokenizer.digest(), **actual}.items():
         if digest != digests.get(part):
             raise ValueError(f"{folder}: {part} is not the one that prepared.json names: prepare "
                              "the corpus anew")
@@ -277,7 +276,7 @@ def _write_prepared(corpus, folder, name, options, show_progress):
         valid = write_encoded(corpus.valid, tokenizer, part / "valid", *languages)
         cleaning = counts | {"kept": len(train), "overlong in tokens": train.manifest["dropped"]}
         digests = {"train": train.digest, "valid": valid.digest,
-                   "tokenizer": vocabulary_digest(tokenizer)}
+                   "tokenizer": tokenizer.digest()}
         write_json(part / "prepared.json", {"corpus": name, **asdict(options),
                                             "languages": languages, "cleaning": cleaning,
                                             "digests": digests, "sources": _source_digests(name)})

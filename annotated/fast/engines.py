@@ -22,7 +22,8 @@ import torch
 from annotated import files
 from annotated.data.tokenizers import BEGIN, END
 from annotated.interop.ctranslate2 import export_to_ctranslate2, translate_ids
-from annotated.interop.hugging_face import export_to_hugging_face, library_form
+from annotated.interop.hf_tokenizers import library_form
+from annotated.interop.hugging_face import export_to_hugging_face
 from annotated.results import describe_machine, read_json
 from annotated.training.loop import evaluating
 from annotated.translation.search import encode_texts, search
@@ -70,6 +71,7 @@ def _kept_as(saved, name):
     return files.data_root() / "engines" / f"{name}-{digest.hexdigest()[:16]}"
 
 
+# %% ../../notebooks/91_engines.ipynb #en0000s0
 def _converted(saved, precision):
     """The CTranslate2 folder of a checkpoint, made if it is missing."""
     folder = _kept_as(saved, f"ctranslate2-{precision}")
@@ -80,7 +82,7 @@ def _converted(saved, precision):
             export_to_ctranslate2(exported, folder, _QUANTIZATION[precision])
     return folder
 
-
+# %% ../../notebooks/91_engines.ipynb #en0000s1
 def _ctranslate2_engine(saved, precision):
     """A function like `search` that calls CTranslate2, with a worker for each thread."""
     folder = _converted(saved, precision)
@@ -110,8 +112,7 @@ TOLERANCE = {"fp32": 0.001, "bf16": 0.3, "int8": 0.6}  # of the log-probability 
 
 def _examples(saved, sentences, number=8):
     """Source ids of a few sentences, or without any of random words."""
-    language = saved.info.get("source_language", "en")
-    sources = encode_texts(list(sentences)[:number], saved.tokenizer, language)
+    sources = encode_texts(list(sentences)[:number], saved.tokenizer, saved.languages[0])
     draw, pieces = random.Random(0), range(4, len(saved.tokenizer))
     return ([source for source in sources if 0 < len(source) <= saved.model.config.max_length]
             or [[*draw.choices(pieces, k=3 + row), END] for row in range(number)])

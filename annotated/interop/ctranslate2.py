@@ -139,8 +139,7 @@ COMPARED = (
 # %% ../../notebooks/97_ctranslate2.ipynb #93a3448e
 def compare_export(saved, folder, sentences, ctranslate2_folder=None, quantization=None):
     """`check_export` for a `Checkpoint`; adds whether all that must agree does, and the machine."""
-    language = saved.info.get("source_language", "en")
-    result = check_export(saved.model, saved.tokenizer, folder, sentences, language,
+    result = check_export(saved.model, saved.tokenizer, folder, sentences, saved.languages[0],
                           ctranslate2_folder)
     exact = ["same ids of the source", "same greedy output"]
     if ctranslate2_folder and not quantization:

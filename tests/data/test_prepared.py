@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from test_batches import assert_same
 
 from annotated.data import prepared as module
-from annotated.data.batches import Batch, as_arrays, gather, pair_lengths, real_tokens
+from annotated.data.base_tokenizer import Tokenizer
+from annotated.data.batches import Batch, as_arrays, gather, real_tokens
 from annotated.data.corpora import Corpus, PairStream
 from annotated.data.prepared import (
     DroppedMerges,
@@ -29,6 +30,8 @@ TEXTS = [(f"word{'y' * (n % 19)} {n}", f"Wort{'z' * (n % 13)} {n}") for n in ran
 
 class Letters:
     """A tokenizer that is easy to check: one id for each letter."""
+
+    digest = Tokenizer.digest
 
     def __init__(self, size=300):
         self.size = size
@@ -69,7 +72,7 @@ def test_encoded_pairs_are_the_list_of_pairs(tmp_path, chunk, size, dtype):
         with pytest.raises(IndexError):
             pairs[wrong]
     lengths = np.array([(len(source) + 1, len(target) + 1) for source, target in wanted])
-    assert (pair_lengths(pairs) == lengths).all() and (pair_lengths(wanted) == lengths).all()
+    assert (pairs.lengths == lengths).all() and (as_arrays(wanted).lengths == lengths).all()
     assert pairs.longest == tuple(lengths.max(axis=0))
     assert pairs.manifest["languages"] == ["en", "de"]
     pairs.release()
@@ -352,7 +355,7 @@ def test_what_cleaning_drops_teaches_the_vocabulary_nothing(corpus, tmp_path):
 
 
 def test_long_sentences_are_left_out_of_training(corpus, tmp_path):
-    longer = pair_lengths(prepare_corpus("mine", tmp_path / "all", 300).train).max(axis=1)
+    longer = prepare_corpus("mine", tmp_path / "all", 300).train.lengths.max(axis=1)
     limit = 4
     prepared = prepare_corpus("mine", tmp_path / "p", 300, max_length=limit)
     assert len(prepared.train) == (longer <= limit).sum() < 200
