@@ -29,27 +29,22 @@ WELL = {  # what a machine with two good GPUs finds
 }
 
 
-@pytest.mark.parametrize(
-    "part, place, change, message", [
-        (
-            "versions", None, {"refused": "device 'cuda' cannot be used"},
-            "cannot be used; PyTorch 2.13.0 is built for CUDA 13"),
-        ("versions", None, {"bfloat16": False}, "no bfloat16"),
-        ("steps", "bf16", {"losses": [10.2, 9.5, math.nan]}, "bf16: the loss does not fall"),
-        ("steps", "fp32", {"losses": [10.2, 10.2]}, "fp32: the loss does not fall"), (
-            "compiled", "bf16 compiled",
-            {"losses": [10.2, 5.3]}, "bf16 compiled: the loss ends at 5.300, in fp32 at 5.000"),
-        (
-            "steps",
-            "bf16", {"share of peak": 0.01}, r"bf16: 1\.0% of the GPU's peak"),
-        ("compiled", "fp32 compiled", {"waits": [2, 9]}, "waits for the GPU 2 times in each step"),
-        ("steps", "fp32", {"memory": 79e9}, "fp32: 79 of 80 GB in use"), (
-            "resume", None,
-            {"apart, killed and resumed": 1e-2}, r"the weights lie 1\.0e-02 from those of an"),
-        ("resume", None, {"apart, killed and resumed": math.nan}, "the weights lie nan"),
-        ("resume", None, {"exit statuses": [0, 0, 0, 0]}, "did not go as planned"),
-        ("processes", "2", {"losses": [math.nan] * 5}, "reaches the losses"),
-        ("processes", "2", {"backend": "gloo"}, "speak through gloo, not nccl")])
+@pytest.mark.parametrize("part, place, change, message", [
+    ("versions", None, {"refused": "device 'cuda' cannot be used"},
+     "cannot be used; PyTorch 2.13.0 is built for CUDA 13"),
+    ("versions", None, {"bfloat16": False}, "no bfloat16"),
+    ("steps", "bf16", {"losses": [10.2, 9.5, math.nan]}, "bf16: the loss does not fall"),
+    ("steps", "fp32", {"losses": [10.2, 10.2]}, "fp32: the loss does not fall"),
+    ("compiled", "bf16 compiled", {"losses": [10.2, 5.3]},
+     "bf16 compiled: the loss ends at 5.300, in fp32 at 5.000"),
+    ("steps", "bf16", {"share of peak": 0.01}, r"bf16: 1\.0% of the GPU's peak"),
+    ("compiled", "fp32 compiled", {"waits": [2, 9]}, "waits for the GPU 2 times in each step"),
+    ("steps", "fp32", {"memory": 79e9}, "fp32: 79 of 80 GB in use"),
+    ("resume", None, {"apart, killed and resumed": 1e-2}, r"the weights lie 1\.0e-02 from those"),
+    ("resume", None, {"apart, killed and resumed": math.nan}, "the weights lie nan"),
+    ("resume", None, {"exit statuses": [0, 0, 0, 0]}, "did not go as planned"),
+    ("processes", "2", {"losses": [math.nan] * 5}, "reaches the losses"),
+    ("processes", "2", {"backend": "gloo"}, "speak through gloo, not nccl")])
 def test_every_part_can_fail_and_good_measurements_do_not(part, place, change, message):
     facts = json.loads(json.dumps(WELL[part]))
     assert list(gpu_check.faults(part, facts, "cuda", WELL)) == []

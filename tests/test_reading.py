@@ -26,14 +26,9 @@ def code(source, *outputs):
     ("#| export\ndef f():\n    import torch", "library"), ("#| exporti\nN = 3", "library"),
     ("# alt: A line.\nplt.plot([1])", "drawing"), ("# C4: the variance\nassert True", "check"),
 ])
-def test_a_cell_says_what_it_is(source, what):
+def test_a_cell_says_what_it_is_and_imports_drawing_and_library_code_fold(source, what):
     assert role(code(source)) == what
-
-
-def test_imports_drawing_and_library_code_fold():
-    library, drawing = code("#| export\ndef f():\n    ..."), code("# alt: A line.\nplt.plot([1])")
-    assert folded(library) and folded(drawing) and folded(code("import torch"))
-    assert not folded(code("x = 3"))
+    assert bool(folded(code(source))) == (what in ("imports", "drawing", "library"))
 
 
 def test_a_path_may_name_a_part_of_a_section(tmp_path):

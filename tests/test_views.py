@@ -6,12 +6,9 @@ import pytest
 import torch
 from helpers import TEXTS, random_model
 
+from annotated import Translator, beam_search, look, save_checkpoint, translate
 from annotated.cli import main
 from annotated.data.tokenizers import BEGIN, END, WordTokenizer
-from annotated.training.checkpoints import save_checkpoint
-from annotated.translation.search import beam_search, translate
-from annotated.translator import Translator
-from annotated.views import look
 
 WORDS = WordTokenizer.fit(TEXTS)
 SENTENCE = TEXTS[0][0]
