@@ -163,7 +163,7 @@ def test_the_first_run_is_rehearsed_without_what_a_bare_machine_lacks(tmp_path):
     """
     programs = bare_environment(tmp_path / "bare")
     for missing in ("spacy", "pytest", "tyro", "requests", "matplotlib", "annotated"):
-        asked = [programs / "python3", "-c", f"import {missing}"]
+        asked = [programs / "python3", "-E", "-c", f"import {missing}"]
         done = subprocess.run(asked, capture_output=True, text=True, cwd=tmp_path)
         assert "ModuleNotFoundError" in done.stderr, missing
     out = tmp_path / "out"
