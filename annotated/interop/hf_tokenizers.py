@@ -26,7 +26,7 @@ from annotated.files import write_json
 
 # %% ../../notebooks/64_hf_tokenizers.ipynb #27ea1bb8
 def _normalizers(tokenizer):
-    """The form of a tokenizer's text as normalizers of the library; of Moses' scripts nothing."""
+    """The library's normalizers for a tokenizer's normalizer, except for Moses' scripts."""
     from tokenizers import Regex, normalizers
 
     form = tokenizer.normalizer
@@ -42,7 +42,7 @@ GLUE = (  # what `join_words` takes out, as far as a file can say it: (where, wh
 
 # %% ../../notebooks/64_hf_tokenizers.ipynb #ht000007
 def _word_form(tokenizer, names):
-    """A `WordTokenizer` in the library's form, its special ids called `names`."""
+    """The library's tokenizer for a `WordTokenizer`; names: those of its special ids."""
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     ids = {word: index for index, word in enumerate([*names, *tokenizer.words])}
@@ -56,7 +56,7 @@ def _word_form(tokenizer, names):
 
 # %% ../../notebooks/64_hf_tokenizers.ipynb #ht000009
 def _subword_form(tokenizer, names):
-    """A `SubwordTokenizer` in the library's form, its special ids called `names`."""
+    """The library's tokenizer for a `SubwordTokenizer`; names: those of its special ids."""
     from tokenizers import decoders, normalizers
 
     pieces = [*names, *tokenizer.vocabulary]
@@ -71,10 +71,10 @@ def _subword_form(tokenizer, names):
 
 # %% ../../notebooks/64_hf_tokenizers.ipynb #b81537ab
 def library_form(tokenizer):
-    """A tokenizer of this library as one of the library `tokenizers`, which adds END to each text.
+    """The same tokenizer in the library `tokenizers`, where it adds END to each text.
 
-    Subwords and words get the same ids as here; words are joined by GLUE, nearly as `join_words`
-    does. The ids 0 to 3 have their usual names, in brackets if a piece is called so.
+    Subwords and words get the same ids as here; words are joined by GLUE, nearly as by
+    `join_words`. The ids 0 to 3 have their usual names, in brackets if a piece has such a name.
     """
     from tokenizers import AddedToken, processors
 
@@ -107,7 +107,7 @@ def write_tokenizer(tokenizer, folder, languages, max_length):
 
 # %% ../../notebooks/64_hf_tokenizers.ipynb #d9f543a9
 def book_tokenizer(folder):
-    """The tokenizer that an exported folder was written from; ValueError for any other folder."""
+    """The tokenizer of an exported folder; ValueError for any other folder."""
     try:
         form, fields = (json.loads((Path(folder) / name).read_text("utf-8"))
                         for name in ("tokenizer.json", "tokenizer_config.json"))

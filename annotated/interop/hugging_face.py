@@ -27,8 +27,9 @@ from annotated.training.checkpoints import MANIFEST, Checkpoint, load_checkpoint
 
 # %% ../../notebooks/25_hugging_face.ipynb #a48a59ba
 def halves(d_model) -> Int[Tensor, "d_model"]:
-    """Marian's order of the dimensions, as indices of ours: even ones (sines), then odd ones."""
+    """The indices of our dimensions in Marian's order: even ones (sines), then odd ones."""
     return torch.cat([torch.arange(0, d_model, 2), torch.arange(1, d_model, 2)])
+
 
 # %% ../../notebooks/25_hugging_face.ipynb #2916c564
 SAME_FIELDS = {  # in Marian's configuration: in ours
@@ -42,7 +43,7 @@ FIXED_FIELDS = {"model_type": "marian", "scale_embedding": True, "tie_word_embed
 
 
 def marian_fields(config, dtype=torch.float32, activation="relu"):
-    """The `config.json` of an exported model; ValueError for what Marian cannot express."""
+    """The fields of `config.json` for a model; ValueError for a setting that Marian lacks."""
     same = TransformerConfig(**{ours: getattr(config, ours) for ours in SAME_FIELDS.values()})
     heads = [("d_k", config.d_model / config.h), ("d_v", config.d_model / config.h)]
     for name, value in vars(config).items():
@@ -60,7 +61,7 @@ def marian_fields(config, dtype=torch.float32, activation="relu"):
 
 # %% ../../notebooks/25_hugging_face.ipynb #1470d6f1
 def book_config(marian):
-    """The `TransformerConfig` for a `MarianConfig`; ValueError for what it cannot express."""
+    """The `TransformerConfig` of a `MarianConfig`; ValueError for a setting that ours lacks."""
     config = TransformerConfig(**{ours: getattr(marian, theirs)
                                   for theirs, ours in SAME_FIELDS.items()})
     kinds = [name.removeprefix("marian-") for name in MARIAN]
@@ -74,7 +75,7 @@ def book_config(marian):
 
 # %% ../../notebooks/25_hugging_face.ipynb #6761f8a0
 def marian_names(N):
-    """{name of a weight in Marian: (its name here, its axis of d_model or None)}."""
+    """{Marian's name of a weight: (our name, its axis of size d_model or None)}."""
     names = {"model.shared.weight": ("embedding.weight", 1)}
     reads, writes, own = (1, None), (0, 0), {"self_attn": "self_attention"}  # of weight, bias
     maps = {"q_proj": ("W_Q", reads), "k_proj": ("W_K", reads), "v_proj": ("W_V", reads),
@@ -93,7 +94,7 @@ def marian_names(N):
 
 # %% ../../notebooks/25_hugging_face.ipynb #ab0043f5
 def to_marian(weights, config):
-    """A state dict of a `Transformer` as one of a `MarianMTModel`: reordered, and biases zero."""
+    """The state dict of a `MarianMTModel` for that of a `Transformer`: reordered, zero biases."""
     order, embedding, marian = halves(config.d_model), weights["embedding.weight"].cpu(), {}
     for theirs, (ours, axis) in marian_names(config.N).items():
         weight = weights.get(ours, embedding.new_zeros(config.d_model)).detach().cpu()
@@ -103,9 +104,9 @@ def to_marian(weights, config):
 
 # %% ../../notebooks/25_hugging_face.ipynb #9b66124d
 def from_marian(marian, config, activation="relu", ids=slice(None)):
-    """(state dict, name of its builder) from a `MarianMTModel`'s state dict: `to_marian` undone.
+    """(state dict, name of the builder) for a `MarianMTModel`'s state dict; undoes `to_marian`.
 
-    ids: of each token here, Marian's. ValueError for positions that are no sinusoids.
+    ids: Marian's id for each id here. Raises ValueError for positions that are not sinusoids.
     """
     order, weights = halves(config.d_model), {}
     back, table = order.argsort(), sinusoidal_encoding(config.max_length, config.d_model)[:, order]
@@ -126,7 +127,7 @@ def from_marian(marian, config, activation="relu", ids=slice(None)):
 # %% ../../notebooks/25_hugging_face.ipynb #c0ffee25
 def model_card(config, tokenizer, source_language="en", target_language="de", data=None,
                metric=None, signature=None):
-    """The README.md of an exported model; what is not given reads "not stated"."""
+    """The text of an exported model's README.md; anything not given reads "not stated"."""
     kind = {"bpe": "byte-pair encoding", "wordpiece": "WordPiece"}
     kind = kind.get(getattr(tokenizer, "model", None), "words")
     vocabulary = f"{len(tokenizer):,} ids, {kind}, one for both languages"
@@ -165,7 +166,7 @@ that engine's own converter takes another start for granted.{caution}
 
 # %% ../../notebooks/25_hugging_face.ipynb #bc3db665
 def _activation(model, tokenizer):
-    """The activation of a model that Marian can express; TypeError or ValueError for another."""
+    """The activation of a model that Marian supports; TypeError or ValueError for any other."""
     kinds = WordTokenizer, SubwordTokenizer
     if not isinstance(model, Transformer) or not isinstance(tokenizer, kinds):
         got = f"{type(model).__name__} and {type(tokenizer).__name__}"
@@ -180,15 +181,16 @@ def _activation(model, tokenizer):
                          "export each model with the tokenizer that it was trained with")
     return name.removeprefix("marian-") if name in MARIAN else "relu"
 
+
 # %% ../../notebooks/25_hugging_face.ipynb #5b02986c
 def export_to_hugging_face(model, tokenizer, folder, *, source_language="en", target_language="de",
                            data=None, metric=None, signature=None):
     """Write a folder that `transformers.MarianMTModel` and `AutoTokenizer` load, with a model card.
 
-    data: what it was trained on, metric: how it scored and on what, signature: by which definition;
-    each in words or None. ValueError for what Marian cannot express, or a tokenizer too large;
-    TypeError for another model or tokenizer; FileExistsError for a folder that exists. Whole or not
-    at all.
+    data: what it was trained on; metric: its score and on what; signature: the score's definition;
+    each in words or None. Raises ValueError for a setting that Marian lacks or a tokenizer that is
+    too large, TypeError for another kind of model or tokenizer, FileExistsError for a folder that
+    exists. Writes everything or nothing.
     """
     config, languages = model.config, (source_language, target_language)
     fields = marian_fields(config, model.embedding.weight.dtype, _activation(model, tokenizer))
@@ -206,7 +208,7 @@ def export_to_hugging_face(model, tokenizer, folder, *, source_language="en", ta
 
 # %% ../../notebooks/25_hugging_face.ipynb #hf100001
 def marian_ids(config, folder):
-    """For each id here, Marian's: padding, begin, end, unknown, then the others in their order."""
+    """Marian's id for each id here: padding, begin, end, unknown, then the others in order."""
     path = Path(folder) / "vocab.json"  # of Marian's own tokenizers
     unknown = read_json(path)["<unk>"] if path.is_file() else UNKNOWN
     special = [config.pad_token_id, config.decoder_start_token_id, config.eos_token_id, unknown]
@@ -214,7 +216,7 @@ def marian_ids(config, folder):
 
 # %% ../../notebooks/25_hugging_face.ipynb #60947480
 def _read_marian(folder):
-    """The `MarianMTModel` in a folder; FileNotFoundError or ValueError where there is none."""
+    """The `MarianMTModel` in a folder; FileNotFoundError or ValueError if there is none."""
     from transformers import MarianMTModel
 
     try:
@@ -232,13 +234,14 @@ def _read_marian(folder):
             raise ValueError(f"{folder}: model.safetensors has {what}, {names[0]} for one")
     return marian
 
+
 # %% ../../notebooks/25_hugging_face.ipynb #hf100007
 def import_from_hugging_face(folder):
-    """The `Checkpoint` of a folder that holds a Marian model, with its languages.
+    """The `Checkpoint` of a folder with a Marian model, with its languages among its facts.
 
-    The folder is one that `export_to_hugging_face` wrote, or Transformers for any Marian model. A
-    tokenizer of another library is None. Needs the package transformers. OSError and ValueError
-    name the file, and the field or weight, that is missing or cannot be expressed.
+    The folder was written by `export_to_hugging_face`, or by Transformers for any Marian model. The
+    tokenizer is None if it is of another library. Needs the package transformers. Raises OSError or
+    ValueError, naming the file and the field or weight that is missing or not supported.
     """
     folder, marian = Path(folder), _read_marian(folder)
     config, ids = book_config(marian.config), marian_ids(marian.config, folder)
@@ -256,10 +259,10 @@ def import_from_hugging_face(folder):
 
 # %% ../../notebooks/25_hugging_face.ipynb #hf100005
 def load_for_training(folder):
-    """The `Checkpoint` in a folder, ours or a Marian model, in single precision.
+    """The `Checkpoint` in a folder, one of ours or a Marian model, in single precision.
 
-    Errors as of `load_checkpoint` and `import_from_hugging_face`; ValueError for a tokenizer that
-    cannot be read, without which the meaning of the ids would be lost.
+    Raises as `load_checkpoint` and `import_from_hugging_face` do, and ValueError for a tokenizer
+    that cannot be read, because without it the ids have no meaning.
     """
     if (Path(folder) / MANIFEST).is_file():
         return load_checkpoint(folder)
