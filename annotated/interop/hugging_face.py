@@ -192,8 +192,9 @@ def export_to_hugging_face(model, tokenizer, folder, *, source_language="en", ta
     too large, TypeError for another kind of model or tokenizer, FileExistsError for a folder that
     exists. Writes everything or nothing.
     """
-    config, languages = model.config, (source_language, target_language)
-    fields = marian_fields(config, model.embedding.weight.dtype, _activation(model, tokenizer))
+    activation, languages = _activation(model, tokenizer), (source_language, target_language)
+    config, dtype = model.config, model.embedding.weight.dtype
+    fields = marian_fields(config, dtype, activation)
     decoding = {"bos_token_id": BEGIN, "decoder_start_token_id": BEGIN, "eos_token_id": END,
                 "pad_token_id": PAD, "forced_eos_token_id": None, "suppress_tokens": [PAD, BEGIN],
                 "max_length": config.max_length}
