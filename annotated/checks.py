@@ -6,13 +6,17 @@
 __all__ = []
 
 # %% ../notebooks/66_checks.ipynb #cc000003
+import ast
 import copy
 import dis
 import inspect
 import itertools
+import json
 import math
+import re
 import sys
-from functools import partial
+from functools import cache, partial
+from unittest import mock
 
 import jaxtyping
 import torch
@@ -20,12 +24,63 @@ from torch import nn
 from torch.nn import functional as F
 
 from annotated import checks_model
-from annotated.checks_model import complaint, expect, need, normal, refuses
+from annotated.checks_model import Fault, expect, need, normal, ready, refuses, stack_of
 from annotated.data.batches import Batch
 from annotated.data.tokenizers import BEGIN, END, PAD
+from annotated.files import CHECKOUT
 from annotated.model.transformer import Transformer, TransformerConfig
 from annotated.training.label_smoothing import LabelSmoothingLoss
 from annotated.training.loop import TrainingConfig
+
+# %% ../notebooks/66_checks.ipynb #cc000040
+def logits_of(w, c, source, target, mask, hidden=(1, 1), positions=(1, 1)):
+    """The logits of a model (3), from its weights and configuration; mask: of the target.
+
+    hidden: is padding of the source, in the encoder and for the decoder? positions: of which side?
+    """
+    E, real = w["embedding.weight"], (source != c.pad_id)[:, None, None]
+    x, y = (E[ids] * c.d_model**0.5 + told * checks_model.angle_table(ids.size(1), c.d_model)
+            for ids, told in zip((source, target), positions, strict=True))
+    encoder, across = (real if wanted else None for wanted in hidden)
+    memory = stack_of(w, c.N, x, c.h, encoder, at="encoder.")
+    return stack_of(w, c.N, y, c.h, mask, memory, across, at="decoder.") @ E.T
+
+# %% ../notebooks/66_checks.ipynb #cc000041
+def _check_Transformer(part):
+    """Embed both sides and add positions; the encoder reads once, the decoder asks it.
+
+    padding_mask(source)                                            (batch, 1, 1, n)
+    encoder(source_positions(embedding(source)), mask)              (batch, n, d_model)
+    causal_mask(m) & padding_mask(target)                           (batch, 1, m, m)
+    decoder(target_positions(embedding(target)), memory, …)         (batch, m, d_model)
+    embedding.logits                                                (batch, m, vocab_size)
+
+    fresh: the weights are not initialised: self.apply(_initialise) at the end of __init__
+    ahead: a later token changes an earlier output: look at the mask of the decoder
+    padding: padding of the source changes the output: both the encoder and the cross-attention
+      need its mask
+    order: the order of the words does not count: where are the positions?
+    softmax: the model returns logits: the softmax belongs to the loss
+    wrong: the logits are not those of encoder, decoder and the shared matrix
+    hidden: hidden must be the decoder's output, before the last product
+    ids: ids without a batch axis are taken: call _check_ids on source and target
+    """
+    c = TransformerConfig(11, N=2, d_model=8, d_ff=12, h=2)
+    (model, w), source = ready(part, Transformer, c), torch.tensor([[4, 5, 6, 7], [8, 2, 0, 0]])
+    need(not part(c).encoder.layers[0].feed_forward.W_1.bias.any(), "fresh")
+    target = torch.tensor([[1, 4, 9, 5], [1, 7, 0, 0]])
+    real = target != 0
+
+    def plain(mask=torch.ones(4, 4).tril() > 0, **options):  # noqa: B008
+        return logits_of(w, c, source, target, mask, **options)[real]
+
+    right, some = plain(), ((0, 1), (1, 0), (0, 0))
+    expect(model(source, target)[real], right, ahead=(plain(None), plain(real[:, None, None])),
+            padding=tuple(plain(hidden=which) for which in some),
+            order=tuple(plain(positions=which) for which in some),
+            softmax=(right.softmax(-1), right.log_softmax(-1)))
+    expect(model.embedding.logits(model.hidden(source, target))[real], right, "hidden")
+    need(refuses(ValueError, model, source[0], target), "ids")
 
 # %% ../notebooks/66_checks.ipynb #cc000005
 def plain_rate(step, d_model, warmup, factor=1.0):
@@ -191,11 +246,9 @@ def _check_validation_loss(part):
     """
     model, pairs = small_model(dropout=0.4), [LONG, SHORT, SHORT]
     exact, batches = copy.deepcopy(model).eval(), [Batch.collate([pair]) for pair in pairs]
-    with torch.no_grad():
-        sums, smooth = (torch.stack([nll(exact, one, s) for one in batches]) for s in (0.0, 0.1))
+    sums, smooth = (torch.stack([nll(exact, one, s) for one in batches]) for s in (0.0, 0.1))
     tokens = torch.tensor([batch.tokens for batch in batches])
-    losses = [float(part(model, pairs, 7)) for _ in range(2)]
-    found, again = torch.tensor(losses, dtype=torch.float64)
+    found, again = torch.tensor([part(model, pairs, 7) for _ in range(2)], dtype=torch.float64)
     expect(again, found, "differ")
     means = sums / tokens
     expect(found, sums.sum() / tokens.sum(), smoothed=smooth.sum() / tokens.sum(), sum=sums.sum(),
@@ -253,19 +306,18 @@ def likeliest(model, ids, most, stop=True, last=-1):
     """Greedy decoding of one sentence, the whole prefix again at each step; ids without begin."""
     written = [BEGIN]
     while len(written) <= most and not (stop and written[-1] == END):
-        with torch.no_grad():
-            scores = model(torch.tensor([ids]), torch.tensor([written]))[0, last]
+        scores = model(torch.tensor([ids]), torch.tensor([written]))[0, last]
         scores[[PAD, BEGIN]] = -math.inf
         written.append(int(scores.argmax()))
     return written[1:]
 
 # %% ../notebooks/66_checks.ipynb #cc000019
 def untied(seed, vocab_size=9):
-    """A small model with dropout; other logits than the tied ones make it write less evenly."""
+    """A small model with dropout, and it in eval mode; other logits let it write less evenly."""
     torch.manual_seed(seed)
     model, rows = small_model(0.4, vocab_size), normal(vocab_size, 16)
     model.embedding.logits = lambda x: x @ rows.T
-    return model
+    return model, copy.deepcopy(model).eval().requires_grad_(False)
 
 # %% ../notebooks/66_checks.ipynb #cc000020
 def _greedy(part):
@@ -282,9 +334,8 @@ def _greedy(part):
       and at which row a token belongs to
     mode: the model is left in eval(): give back the mode that it had
     """
-    model, rows = untied(10), [[4, 5, END], [6, 7, 8, 5, END], [8, END]]
+    (model, exact), rows = untied(10), [[4, 5, END], [6, 7, 8, 5, END], [8, END]]
     source = torch.tensor([row + [PAD] * (5 - len(row)) for row in rows])
-    exact = copy.deepcopy(model).eval()
 
     def plain(most=lambda row: len(row) + 4, drop=(END,), begin=(), **options):
         return [[*begin, *(i for i in likeliest(exact, row, most(row), **options) if i not in drop)]
@@ -318,9 +369,6 @@ def _check_generate(part):
          torch.full((len(logits), 1), END), 3)
     need(asked == [(1, 9)], "asked")
 
-
-_check_generate.shared = _greedy
-
 # %% ../notebooks/66_checks.ipynb #cc000022
 def _check_greedy_decode(part):
     """Each next token is the one with the largest logit.
@@ -328,9 +376,6 @@ def _check_greedy_decode(part):
     logits.argmax(dim=1, keepdim=True)            (rows, 1), from (rows, vocab_size)
     """
     _greedy(part)
-
-
-_check_greedy_decode.shared = _greedy
 
 # %% ../notebooks/66_checks.ipynb #cc000023
 def best_of_all(model, ids, most, alpha, keep=lambda ids: True):
@@ -343,8 +388,7 @@ def best_of_all(model, ids, most, alpha, keep=lambda ids: True):
         rows = [row for row in itertools.product(range(END, model.config.vocab_size), repeat=length)
                 if END not in row[:-1] and (length == most or row[-1] == END) and keep(row)]
         for row in rows:
-            with torch.no_grad():
-                logits = model(torch.tensor([ids]), torch.tensor([[BEGIN, *row[:-1]]]))[0]
+            logits = model(torch.tensor([ids]), torch.tensor([[BEGIN, *row[:-1]]]))[0]
             log_p = -F.cross_entropy(logits, torch.tensor(row), reduction="sum").item()
             found.append(([i for i in row if i != END], log_p / ((5 + length) / 6) ** alpha))
     return sorted(found, key=lambda pair: -pair[1])[:3]
@@ -370,8 +414,8 @@ def _check_beam_search(part):
     greedy: with beam=1 it does not give what greedy decoding gives
     mode: the model is left in eval(): give back the mode that it had
     """
-    model, rows, limits = untied(4, 6), [[4, END], [5, 4, END]], (3, 4)
-    exact, source = copy.deepcopy(model).eval(), torch.tensor([[4, END, PAD], [5, 4, END]])
+    (model, exact), rows, limits = untied(4, 6), [[4, END], [5, 4, END]], (3, 4)
+    source = torch.tensor([[4, END, PAD], [5, 4, END]])
 
     def best(alpha=1.0, keep=lambda most: lambda row: True):
         return [best_of_all(exact, row, most, alpha, keep(most))
@@ -395,9 +439,13 @@ def _check_beam_search(part):
     need(model.training, "mode")
 
 # %% ../notebooks/66_checks.ipynb #cc000026
-CHECKS = {name.removeprefix("_check_"): function  # {name of a definition: what checks one}
-          for name, function in (vars(checks_model) | globals()).items()
-          if name.startswith("_check_")}
+PAGES = {  # {page of the workbook: the module that it exports}
+    "01": "model.attention", "02": "model.multi_head", "03": "model.feed_forward",
+    "04": "model.embeddings", "05": "model.positional", "06": "model.masking",
+    "07": "model.stacks", "08": "model.transformer", "14": "training.schedule",
+    "15": "training.label_smoothing", "17": "training.loop", "18": "translation.search"}
+CHECKS = {name.removeprefix("_check_"): check  # {name of a definition: what checks one}
+          for name, check in (vars(checks_model) | globals()).items() if name[:7] == "_check_"}
 NOTHING = {"RESUME", "NOP", "LOAD_CONST", "RETURN_VALUE", "RETURN_CONST"}
 
 # %% ../notebooks/66_checks.ipynb #cc000027
@@ -411,32 +459,66 @@ def empty_part(name, part):
             return path
     return None
 
+# %% ../notebooks/66_checks.ipynb #cc000044
+def answers(right, given):
+    """The check of an exercise: what its solution finds, and what a reader does (within 1%)."""
+    for asked, answer in right.items():
+        found = (given or {}).get(asked, ...)
+        need(found is not ..., f"`{asked}` is still empty: write a number, True or False in place "
+             "of the dots")
+        need(math.isclose(found, answer, rel_tol=0.01, abs_tol=1e-3), f"`{asked}` is not {found}: "
+             "compute it in a cell of your own, and look again")
+
+# %% ../notebooks/66_checks.ipynb #cc000045
+@cache
+def exercises():
+    """{name of an exercise: what checks its answers}, read from the solutions on the pages.
+
+    It is empty without the pages, as in an installed package.
+    """
+    found = {}
+    for path in sorted((CHECKOUT / "notebooks").glob("[01][0-9]_*.ipynb")):
+        cells, page = json.loads(path.read_text(encoding="utf-8"))["cells"], path.name[:2]
+        solved = [cell for cell in cells if "hide-cell" in cell["metadata"].get("tags", ())]
+        found |= {f"{page}, exercise {number}": partial(
+                      answers, ast.literal_eval("".join(output["data"]["text/plain"])))
+                  for number, cell in enumerate(solved, start=1) for output in cell["outputs"]
+                  if page in PAGES and output["output_type"] == "execute_result"}
+    return found
+
 # %% ../notebooks/66_checks.ipynb #cc000028
 def fault(name, part):
-    """What is wrong with a definition of this name, in a sentence; None if it passes its check.
+    """What is wrong with a definition or an exercise of this name, in a sentence; None if nothing.
 
-    ValueError for a name that has no check.
+    part: the definition, or the answers. ValueError for a name that has no check.
     """
-    if name not in CHECKS:
-        raise ValueError(f"there is no check for {name!r}: give one of {', '.join(CHECKS)}")
+    judge = (CHECKS if name in CHECKS else exercises()).get(name)
+    if judge is None:
+        raise ValueError(f"there is no check for {name!r}: give one of {', '.join(CHECKS)}, or an "
+                         "exercise such as '01, exercise 1'")
     if (empty := empty_part(name, part)) is not None:
         return (f"`{empty}` is still empty: write its code in place of the dots, run the cell and "
                 "check again; the first hint gives the idea")
-    before = jaxtyping.config.jaxtyping_disable
-    jaxtyping.config.update("jaxtyping_disable", True)
     try:
-        with torch.random.fork_rng(devices=[]):
+        with mock.patch.object(jaxtyping.config, "jaxtyping_disable", True), \
+                torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            return complaint(CHECKS[name], part)
-    finally:
-        jaxtyping.config.update("jaxtyping_disable", before)
+            judge(part)
+    except Fault as wrong:  # with a sentence, or with its key in one of these docstrings
+        key = str(wrong)
+        said = "\n".join(inspect.getdoc(one).split("\n\n")[-1] for one in (judge, _greedy))
+        told = re.search(rf"^{re.escape(key)}: (.+(?:\n  .+)*)", said, re.MULTILINE)
+        return " ".join(told[1].split()) if key.isidentifier() and told else key
+    except Exception as error:  # the code of a reader may raise anything
+        return f"it raises {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    return None
 
 # %% ../notebooks/66_checks.ipynb #cc000029
 def check(name, part=None):
     """Print whether your definition of this name is right, and if not, where to look.
 
-    part: the definition; by default the one of that name in the notebook. ValueError for a name
-    that has no check.
+    part: the definition, by default the one of that name in the notebook, or the answers to an
+    exercise: {what is asked: your answer}. ValueError for a name that has no check.
     """
     part = vars(sys.modules["__main__"]).get(name) if part is None else part
     if part is None and name in CHECKS:

@@ -13,28 +13,20 @@ import io
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 
 from tyro.conf import Positional
 
-from annotated.files import CHECKOUT, check_output, write_text
+from annotated.files import CHECKOUT, check_output, write_json, write_text
 from annotated.options import read_options
 
 # %% ../notebooks/67_workbook.ipynb #wb000006
-PAGES = {  # {page of the workbook: the module that it exports}
-    "01": "model.attention", "02": "model.multi_head", "03": "model.feed_forward",
-    "04": "model.embeddings", "05": "model.positional", "06": "model.masking",
-    "07": "model.stacks", "08": "model.transformer", "14": "training.schedule",
-    "15": "training.label_smoothing", "17": "training.loop", "18": "translation.search"}
-DEFINITION = (ast.FunctionDef, ast.ClassDef)
-IMPORT = (ast.Import, ast.ImportFrom)
+DEFINITION, IMPORT = (ast.FunctionDef, ast.ClassDef), (ast.Import, ast.ImportFrom)
 
 # %% ../notebooks/67_workbook.ipynb #wb000008
 def _stub(code):
@@ -92,14 +84,25 @@ def _left_to_write(name, source, module, solutions, own):
         code.append(text)
     return [*hints, _cell("code", name, "\n".join(code)), *checks]
 
+# %% ../notebooks/67_workbook.ipynb #wb000046
+def _exercise_cells(page, solutions):
+    """The cells that check the answers to the exercises of a page."""
+    from annotated.checks import exercises
+
+    found = {name: judge.args[0] for name, judge in exercises().items() if name.startswith(page)}
+    return [_cell("code", re.sub(r"\W+", "-", name), f'check("{name}", {{\n' + "".join(
+        f"    {asked!r}: {answer if solutions else '...'},\n" for asked, answer in right.items())
+        + "})") for name, right in found.items()]
+
 # %% ../notebooks/67_workbook.ipynb #wb000013
 HOW = """**Workbook.** Where a cell says `...`, write the code, run the cell, then the check below.
 Hints fold open. Keep helpers in cells of definitions and imports alone: no others are read from a
-terminal or by the last notebook. Outputs that are there already come from the library."""
+terminal or by the last notebook, save for the answers to exercises: these are numbers, True or
+False. Outputs that are there already come from the library."""
 
 # %% ../notebooks/67_workbook.ipynb #wb000014
 def _workbook_page(path, module, chosen, solutions):
-    """A page as a notebook of the workbook, as JSON; chosen: the pages that there are."""
+    """A page as a notebook of the workbook; chosen: the pages that there are."""
     from annotated.checks import CHECKS
 
     page, cells, skipped = json.loads(path.read_text(encoding="utf-8")), [], False
@@ -121,9 +124,10 @@ def _workbook_page(path, module, chosen, solutions):
         else:
             cell["source"] = source.replace('"../results/', f'"{CHECKOUT.as_posix()}/results/')
         cells.append(cell)
+    cells[-1:-1] = _exercise_cells(path.name[:2], solutions)
     cells[1:1] = [_cell("markdown", "how", HOW),
                   _cell("code", "check", "from annotated.checks import check")]
-    return json.dumps(page | {"cells": cells}, indent=1, ensure_ascii=False) + "\n"
+    return page | {"cells": cells}
 
 # %% ../notebooks/67_workbook.ipynb #wb000015
 LAST = {
@@ -132,11 +136,9 @@ LAST = {
     "read": """from annotated.workbook import compare_bleu, read_parts, train_parts
 
 parts, faults = read_parts(".")  # runs the definitions of the notebooks in this folder
-for name, fault in faults.items():
-    print(f"{name:30}", "yours" if fault is None else f"the library's; yours: {fault}")""",
+faults  # None: this part of yours is used""",
     "train": "model, tokenizer = train_parts(parts)",
-    "score": """for (who, search), bleu in compare_bleu(parts, model, tokenizer).items():
-    print(f"{who:15} {search:10} BLEU {bleu:.1f}")"""}
+    "score": "compare_bleu(parts, model, tokenizer)"}
 
 # %% ../notebooks/67_workbook.ipynb #wb000016
 def write_workbook(folder, page=None, solutions=False):
@@ -146,6 +148,8 @@ def write_workbook(folder, page=None, solutions=False):
     FileNotFoundError outside of a clone of the repository, FileExistsError for a folder that holds
     something, ValueError for a page that the workbook does not have.
     """
+    from annotated.checks import PAGES
+
     folder, found = Path(folder), sorted((CHECKOUT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
     if not found:
         raise FileNotFoundError(f"{CHECKOUT} holds no pages: they are not part of an installed "
@@ -157,43 +161,48 @@ def write_workbook(folder, page=None, solutions=False):
                               "work is overwritten")
     chosen = [page] if page else list(PAGES)
     for path in (path for path in found if path.name[:2] in chosen):
-        text = _workbook_page(path, PAGES[path.name[:2]], chosen, solutions)
-        write_text(folder / path.name, text)
+        notebook = _workbook_page(path, PAGES[path.name[:2]], chosen, solutions)
+        write_json(folder / path.name, notebook)
     if page is None:
         cells = [_cell("markdown" if name == "title" else "code", name, source)
                  for name, source in LAST.items()]
-        last = json.dumps(json.loads(text) | {"cells": cells}, indent=1, ensure_ascii=False)
-        write_text(folder / "99_your_model.ipynb", f"{last}\n")
+        write_json(folder / "99_your_model.ipynb", notebook | {"cells": cells})
 
 # %% ../notebooks/67_workbook.ipynb #wb000018
 def _code_cells(path):
-    """The code of a notebook's cells, without magics; ValueError for what is no notebook."""
+    """The code of a notebook's cells, without magics; answers become a global of their exercise.
+
+    ValueError for what is no notebook.
+    """
     try:
         cells = json.loads(Path(path).read_text(encoding="utf-8"))["cells"]
-        code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+        code = [re.sub(r"(?m)^[%!].*", "", "".join(cell["source"])) for cell in cells
+                if cell["cell_type"] == "code"]
     except (ValueError, TypeError, KeyError):
         raise ValueError(f"{path} is no notebook") from None
-    return [re.sub(r"^[%!].*", "", text, flags=re.MULTILINE) for text in code]
+    return [re.sub(r"(?m)^check\((.\d\d, exercise \d.), ", r"globals()[\1] = (", text)
+            for text in code]
 
 # %% ../notebooks/67_workbook.ipynb #wb000019
 def _names(code):
-    """What a text of code defines."""
-    return re.findall(r"^(?:def|class) (\w+)", code, re.MULTILINE)
+    """What a text of code defines, or answers."""
+    return re.findall(r"(?m)^(?:def |class |globals\(\)\[.)(\w+(?:, exercise \d)?)", code)
 
 # %% ../notebooks/67_workbook.ipynb #wb000020
 def run_definitions(path, space):
     """Run a notebook's imports and definitions in `space`; {name: what its cell raised, or None}.
 
-    Assignments count in cells that hold definitions and imports alone.
+    Assignments count in cells that hold definitions and imports alone; a cell with answers to an
+    exercise is run as it is.
     """
     found = {}
     for code in _code_cells(path):
         names = _names(code)
         try:
             nodes = ast.parse(code).body
-            pure = names and all(isinstance(node, (*DEFINITION, *IMPORT, ast.Assign))
-                                 for node in nodes)
-            nodes = [node for node in nodes if pure or isinstance(node, (*DEFINITION, *IMPORT))]
+            whole = " " in "".join(names) or names and all(
+                isinstance(node, (*DEFINITION, *IMPORT, ast.Assign)) for node in nodes)
+            nodes = [node for node in nodes if whole or isinstance(node, (*DEFINITION, *IMPORT))]
             # annotations are not evaluated, since their names may come from other cells
             nodes = [*ast.parse("from __future__ import annotations").body, *nodes]
             exec(compile(ast.Module(nodes, []), str(path), "exec"), space)
@@ -205,46 +214,43 @@ def run_definitions(path, space):
 # %% ../notebooks/67_workbook.ipynb #wb000022
 def _judge(path, out):
     """Check a notebook's definitions, in a process of its own; adds a line of JSON for each."""
-    from annotated.checks import CHECKS, fault
+    from annotated.checks import CHECKS, exercises, fault
 
     space = {"__name__": "__main__"}
     found = run_definitions(path, space)
-    for name in (name for name in CHECKS if name in found):
+    for name in (name for name in (*CHECKS, *exercises()) if name in found):
         verdict = json.dumps([name, found[name] or fault(name, space[name])])
         with open(out, "a", encoding="utf-8") as file:
             file.write(f"{verdict}\n")
 
 # %% ../notebooks/67_workbook.ipynb #wb000023
 def check_notebook(path, limit=300.0):
-    """{name: what is wrong in a sentence, or None} of the definitions that have a check.
+    """{name: what is wrong in a sentence, or None} of the definitions and exercises with a check.
 
     This runs the notebook's definitions, in a process that is stopped after `limit` seconds.
     ValueError for what is no notebook.
     """
-    from annotated.checks import CHECKS
+    from annotated.checks import CHECKS, exercises
 
     names = {name for code in _code_cells(path) for name in _names(code)}
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "verdicts")
         out.touch()
         program = "import sys; from annotated.workbook import _judge; _judge(*sys.argv[1:])"
-        process = subprocess.Popen(
-            [sys.executable, "-c", program, str(Path(path).resolve()), str(out)], cwd=folder,
-            env=os.environ | {"PYTHONPATH": str(CHECKOUT)}, start_new_session=True,
-            **dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL))
         try:
-            ended = f"no verdict: its process ended with status {process.wait(limit)}"
+            process = subprocess.run(
+                [sys.executable, "-c", program, str(Path(path).resolve()), str(out)], cwd=folder,
+                env=os.environ | {"PYTHONPATH": str(CHECKOUT)}, timeout=limit,
+                **dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL))
+            ended = f"no verdict: its process ended with status {process.returncode}"
         except subprocess.TimeoutExpired:
             ended = f"no verdict within {limit:g} seconds: is there a loop that does not end?"
-        with suppress(ProcessLookupError):  # with what it may have started
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
         try:
             whole = out.read_text(encoding="utf-8").split("\n")[:-1]
             verdicts = {str(name): told for name, told in map(json.loads, whole)}
         except (ValueError, TypeError, OSError):
             verdicts, ended = {}, "no verdict: its process has spoilt them"
-    return {name: verdicts.get(name, ended) for name in CHECKS if name in names}
+    return {name: verdicts.get(name, ended) for name in (*CHECKS, *exercises()) if name in names}
 
 # %% ../notebooks/67_workbook.ipynb #wb000024
 def check_submissions(folder, limit=300.0):
@@ -252,14 +258,13 @@ def check_submissions(folder, limit=300.0):
 
     A cell says "passed" or what is wrong; it is empty where nothing of that name was handed in.
     """
-    from annotated.checks import CHECKS
+    from annotated.checks import CHECKS, exercises
 
     text = io.StringIO()
-    table = csv.DictWriter(text, ["submission", "passed", *CHECKS])
+    table = csv.DictWriter(text, ["submission", "passed", *CHECKS, *exercises()])
     table.writeheader()
     for entry in sorted(Path(folder).iterdir()):
-        notebooks = sorted(entry.glob("*.ipynb")) if entry.is_dir() else [entry]
-        verdicts = {}
+        verdicts, notebooks = {}, sorted(entry.glob("*.ipynb")) if entry.is_dir() else [entry]
         for path in (path for path in notebooks if path.suffix == ".ipynb"):
             try:
                 verdicts |= check_notebook(path, limit)
@@ -277,7 +282,7 @@ def read_parts(folder):
     The first holds all definitions of the pages, linked to each other: the workbook's where they
     pass their check, the library's elsewhere.
     """
-    from annotated.checks import CHECKS, fault
+    from annotated.checks import CHECKS, PAGES, fault
 
     parts, faults = {}, {}
     for page, module in PAGES.items():
@@ -333,7 +338,7 @@ def compare_bleu(parts, model, tokenizer, sentences=None):
                              ("the library's", translate, book.model, book.tokenizer)):
         for name, beam in (("greedy", 1), ("beam of 4", 4)):
             outputs = write(sources, *its, beam=beam)
-            found[who, name] = sacrebleu.corpus_bleu(outputs, [references]).score
+            found[who, name] = round(sacrebleu.corpus_bleu(outputs, [references]).score, 1)
     return found
 
 # %% ../notebooks/67_workbook.ipynb #wb000030

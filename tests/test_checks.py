@@ -2,7 +2,9 @@
 
 import ast
 import inspect
+import json
 import math
+import re
 
 import jaxtyping
 import pytest
@@ -11,13 +13,16 @@ from torch import nn
 from torch.nn import functional as F
 from wrong_parts import LEARNING, MODEL, changed, library_part, rows
 
-from annotated.checks import CHECKS, check, fault
+from annotated import checks
+from annotated.checks import CHECKS, PAGES, _greedy, check, exercises, fault
 from annotated.data.batches import Batch
 from annotated.data.tokenizers import BEGIN, END, PAD
 from annotated.model.masking import causal_mask
 from annotated.training.loop import evaluating
 from annotated.workbook import _stub
+from notebooks import pages
 
+ANSWERS = {name: judge.args[0] for name, judge in exercises().items()}
 
 @pytest.mark.parametrize("name", CHECKS)
 def test_the_library_s_part_passes_its_check(name):
@@ -122,6 +127,44 @@ def test_another_right_solution_passes(name, part):
     assert fault(name, part) is None
 
 
+# Exercises of the pages
+
+
+def test_every_exercise_of_the_workbook_s_pages_has_a_check():
+    asked = []
+    for path in pages(PAGES):
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        text = "\n".join("".join(one["source"]) for one in cells if one["cell_type"] == "markdown")
+        text = text.partition("## Exercises")[2].partition("### Solutions")[0]
+        asked += [f"{path.name[:2]}, exercise {n}" for n in re.findall(r"^(\d)\. ", text, re.M)]
+    assert list(ANSWERS) == asked and len(asked) > 40
+
+
+@pytest.mark.parametrize("name, right", ANSWERS.items())
+def test_right_answers_pass_and_a_wrong_or_missing_one_is_named(name, right):
+    assert fault(name, right) is None and right
+    for asked, answer in right.items():
+        wrong = not answer if isinstance(answer, bool) else 1.1 * answer + 0.01
+        assert fault(name, right | {asked: wrong}).startswith(f"`{asked}` is not {wrong}: compute")
+        for given in (right | {asked: ...}, {key: right[key] for key in right.keys() - {asked}}):
+            assert fault(name, given).startswith(f"`{asked}` is still empty: write a number")
+    assert "is still empty: write a number" in fault(name, None)
+
+
+def test_an_answer_may_be_rounded_or_a_tensor_and_words_are_none():
+    for share in (0.059, 0.0588, torch.tensor(0.0587)):
+        assert fault("14, exercise 2", {"share of the warm-up": share}) is None
+    told = fault("14, exercise 2", {"share of the warm-up": "a little"})
+    assert told.startswith("it raises TypeError")
+
+
+def test_there_are_no_exercises_without_the_pages(tmp_path, monkeypatch):
+    monkeypatch.setattr(checks, "CHECKOUT", tmp_path)
+    assert exercises.__wrapped__() == {}
+    with pytest.raises(ValueError, match="no check for '09, exercise 1': give one of masked"):
+        fault("09, exercise 1", {})
+
+
 # Stubs
 
 
@@ -156,7 +199,9 @@ def test_check_prints_one_line_and_takes_the_notebook_s_definition(capsys, monke
     )
     check("causal_mask")
     check("padding_mask")
-    right, wrong, missing = capsys.readouterr().out.splitlines()
+    check("02, exercise 2", {"parameters fewer": 7_077_888})
+    right, wrong, missing, answer = capsys.readouterr().out.splitlines()
+    assert answer == "✓ 02, exercise 2 is right"
     assert right == "✓ causal_mask is right" and wrong.startswith(
         "✗ causal_mask: it is turned round"
     )
@@ -179,8 +224,8 @@ def test_every_sentence_has_its_key_and_two_hints():
     """No key is shown in place of a sentence, and none is there that no code names."""
     for name, function in CHECKS.items():
         idea, shapes, *told = inspect.getdoc(function).split("\n\n")
-        if hasattr(function, "shared"):
-            told += inspect.getdoc(function.shared).split("\n\n")[1:]
+        if name in ("generate", "greedy_decode"):
+            told += inspect.getdoc(_greedy).split("\n\n")[1:]
         assert idea.count("\n") == 0 and len(idea) <= 100 and shapes
         keys = {line.partition(":")[0] for line in "\n".join(told).split("\n")
                 if not line.startswith(" ")}

@@ -8,13 +8,15 @@ import re
 
 import nbformat
 import pytest
+import reading
 import torch
 
 from annotated import cli, workbook
-from annotated.checks import CHECKS, fault
+from annotated.checks import CHECKS, PAGES, exercises, fault
+from annotated.data.corpora import load_corpus
 from annotated.model.transformer import TransformerConfig
+from annotated.training.loop import encode_pairs
 from annotated.workbook import (
-    PAGES,
     check_notebook,
     check_submissions,
     compare_bleu,
@@ -98,7 +100,12 @@ def test_the_empty_one_keeps_prose_and_pictures_and_hides_the_code(folders, page
         assert len(re.findall(rf"^(?:def|class) {node.name}\b", code, re.MULTILINE)) == 1
         assert ast.get_docstring(node).split("\n")[0] in code
         assert prose.count(f"**Write `{node.name}`.**") == code.count(f'check("{node.name}")') == 1
-    assert prose.count("<summary>Hint 3") == code.count('check("') == len(tasks) > 0
+    assert prose.count("<summary>Hint 3") == len(tasks) > 0
+    asked = {name: judge.args[0] for name, judge in exercises().items() if name.startswith(page)}
+    for name, right in asked.items():
+        (cell,) = [cell for cell in sources(notebook) if f'check("{name}", ' in cell]
+        assert cell.count("    '") + cell.count('    "') == cell.count(": ...,\n") == len(right)
+    assert code.count('check("') == len(tasks) + len(asked) and len(asked) >= 3
 
 
 def test_links_lead_to_notebooks_of_the_workbook(folders):
@@ -115,12 +122,15 @@ def test_an_empty_workbook_fails_each_check_and_a_solved_one_passes_all(folders,
     for path in sorted(folders[solutions].glob("[01]*.ipynb")):
         space = {"__name__": "__main__"}
         ran = run_definitions(path, space)
-        verdicts |= {name: ran[name] or fault(name, space[name]) for name in CHECKS if name in ran}
-    assert verdicts.keys() == CHECKS.keys()
+        names = CHECKS.keys() | exercises().keys()
+        verdicts |= {name: ran[name] or fault(name, space[name]) for name in names & ran.keys()}
+    assert verdicts.keys() == names
     if solutions:
-        assert verdicts == dict.fromkeys(CHECKS)
+        assert verdicts == dict.fromkeys(names)
     else:
-        assert all("still empty: write its code" in told for told in verdicts.values())
+        for name, told in verdicts.items():
+            what = "its code" if name in CHECKS else "a number, True or False"
+            assert f"still empty: write {what} in place of the dots" in told
 
 
 @pytest.mark.parametrize("folder, page, kind, words", [
@@ -140,16 +150,20 @@ def test_what_cannot_be_written_is_refused(tmp_path, monkeypatch, folder, page, 
 # Checking
 
 
-def test_definitions_are_run_and_nothing_else(tmp_path):
+def test_definitions_and_answers_are_run_and_nothing_else(tmp_path):
     path = write(
         tmp_path / "x.ipynb", "%matplotlib inline\nimport math", "x = 1 / 0",
         "def a():\n    return W\n\nprint(1 / 0)\nW = 2", "W = 3\ndef b() -> Missing:\n    return W",
-        "def c(:\n", "class D:\n    y = 1 / 0", "raise SystemExit")  # fmt: skip
+        "def c(:\n", "class D:\n    y = 1 / 0", "raise SystemExit",
+        'print("by")\nshare = 1 / 4\ncheck("06, exercise 4", {"at 2": share,\n})',
+        'check("06, exercise 3", {"pairs": depends})')  # fmt: skip
     space = {}
     found = run_definitions(path, space)
     assert found["a"] is None is found["b"] and space["b"]() == space["a"]() == 3
     assert "math" in space and "x" not in space
     assert "SyntaxError" in found["c"] and "ZeroDivisionError" in found["D"]
+    assert found["06, exercise 4"] is None and space["06, exercise 4"] == {"at 2": 0.25}
+    assert found["06, exercise 3"] == "its cell raises NameError: name 'depends' is not defined"
 
 
 def test_each_notebook_is_checked_in_a_process_of_its_own(tmp_path):
@@ -179,7 +193,8 @@ def test_the_commands_write_and_check(tmp_path, capsys):
     assert cli.main(["workbook", str(tmp_path / "w"), "--page", "06"]) == 0
     (path,) = (tmp_path / "w").iterdir()
     assert cli.main(["check", str(path)]) == 1
-    assert capsys.readouterr().out.count("still empty: write its code") == 2
+    told = capsys.readouterr().out
+    assert told.count("empty: write its code") == 2 and told.count("empty: write a number") == 4
     right, out = write(tmp_path / "class" / "right.ipynb", MASK.format("tril")), tmp_path / "a.csv"
     assert cli.main(["check", str(right)]) == 0
     assert cli.main(["check", str(tmp_path / "class"), "--csv", str(out)]) == 0
@@ -187,6 +202,17 @@ def test_the_commands_write_and_check(tmp_path, capsys):
     with pytest.raises(SystemExit):
         cli.main(["check", str(write(tmp_path / "none.ipynb", "x = 1"))])
     assert "holds no part that has a check" in capsys.readouterr().err
+
+
+def test_the_teachers_table_agrees_with_the_path_and_the_exercises():
+    text = (workbook.CHECKOUT / "notebooks" / "67_workbook.ipynb").read_text(encoding="utf-8")
+    minutes = {stop.page: stop.minutes for stop in reading.two_hours()}
+    rows = re.findall(r"\| (\d\d(?:, \d\d)+) \| (\d+) \| \d+ \| (\d+) \|", text)
+    listed = [pages.split(", ") for pages, *_ in rows]
+    assert sorted(sum(listed, [])) == [*PAGES, "99"]
+    for pages, (_, read, asked) in zip(listed, rows, strict=True):
+        assert abs(int(read) - sum(minutes.get(page, 0) for page in pages)) < 1
+        assert int(asked) == sum(name[:2] in pages for name in exercises())
 
 
 # A model of a reader's parts
@@ -213,7 +239,17 @@ def test_parts_that_pass_are_linked_and_the_library_s_take_the_place_of_others(t
 def test_the_parts_train_and_translate(folders):
     parts, faults = read_parts(folders[True])
     assert faults == dict.fromkeys(CHECKS)
-    model, tokenizer = train_parts(parts, steps=2, show_progress=False)
+    model, tokenizer = train_parts(parts, steps=20, show_progress=False)
     assert type(model) is parts["Transformer"] and len(tokenizer) == model.config.vocab_size
+    unseen = encode_pairs(load_corpus("toy").valid[:100], tokenizer)
+    losses = [parts["validation_loss"](one, unseen) for one in (type(model)(model.config), model)]
+    assert losses[1] < losses[0] - 0.5
     bleu = compare_bleu(parts, model, tokenizer, sentences=3)
     assert len(bleu) == 4 and bleu["the library's", "greedy"] > bleu["yours", "greedy"]
+
+
+@pytest.mark.long
+def test_a_solved_workbook_trains_to_bleu_95(folders):
+    parts, _ = read_parts(folders[True])
+    bleu = compare_bleu(parts, *train_parts(parts, show_progress=False))
+    assert min(bleu.values()) >= 95, bleu

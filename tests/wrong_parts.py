@@ -7,11 +7,11 @@ import inspect
 import textwrap
 from importlib import import_module
 
-from annotated.checks import CHECKS
-from annotated.workbook import PAGES, _names
+from annotated.checks import CHECKS, PAGES
 
 HOMES = {name: module for module in PAGES.values() for name in CHECKS
-         if name in _names(inspect.getsource(import_module(f"annotated.{module}")))}
+         if getattr(vars(import_module(f"annotated.{module}")).get(name), "__module__", "")
+         == f"annotated.{module}"}
 SCALE, PLAIN = "math.sqrt(key.size(-1))", "scores.masked_fill(~mask, finfo(scores.dtype).min)"
 ZEROED = "return weights.masked_fill(~mask, 0.0)"
 SPLIT, JOIN = "x.unflatten(-1, (self.h, -1)).transpose(1, 2)", "heads.transpose(1, 2).flatten(-2)"

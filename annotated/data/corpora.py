@@ -186,7 +186,7 @@ def _load_known(name, root, source, target):
 # %% ../../notebooks/11_corpora.ipynb #216b3505
 @dataclass(frozen=True)
 class PairStream:
-    """An iterable of pairs that are read again in every loop; `parts`: functions that yield them."""
+    """An iterable of pairs, read again in every loop; `parts`: functions that yield them."""
 
     parts: tuple
 
@@ -256,6 +256,7 @@ def _order_languages(where, tags, source, target):
     return known
 
 
+# %% ../../notebooks/11_corpora.ipynb #b05956s0
 def _languages_of(folder):
     """The languages that a folder has in `train.LANGUAGE` and in a validation split too."""
     names = set(map(plain_name, folder.iterdir()))
@@ -263,7 +264,7 @@ def _languages_of(folder):
     return {tag for tag in tags - {"tsv", "tmx"} if tag.isidentifier() or "-" in tag
             if any(f"{split}.{tag}" in names for split in _VALID)}
 
-
+# %% ../../notebooks/11_corpora.ipynb #b05956s1
 def _load_folder(folder, source, target):
     """A folder with `train`, `valid`, `test`: `.SOURCE` and `.TARGET`, `.tsv`, `.tmx`, parquet."""
     folder = Path(folder).expanduser()

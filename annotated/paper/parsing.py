@@ -16,8 +16,8 @@ import torch
 from tqdm import tqdm
 
 from annotated import results
+from annotated.data.base_tokenizer import END, SPECIAL_PIECES, UNKNOWN, Vocabulary
 from annotated.data.batches import pad, token_batches
-from annotated.data.tokenizers import END, SPECIAL_PIECES, UNKNOWN
 from annotated.model.transformer import Transformer, TransformerConfig
 from annotated.paper.trees import BASELINES, LEAF, MAX_DEPTH, Malformed, Tree, bracket_f1
 from annotated.training import checkpoints
@@ -85,7 +85,7 @@ def signature(word):
 NUMBERS = 128
 
 # %% ../../notebooks/22_parsing.ipynb #7c38baca
-class ParsingVocabulary:
+class ParsingVocabulary(Vocabulary):
     """One vocabulary for words, signatures of rare words, and the symbols of linearised trees.
 
     A leaf is written as LEAF or as the word's number, whichever is among the symbols, or else as
@@ -113,9 +113,6 @@ class ParsingVocabulary:
                        key=lambda word: (-counts[word], word))
         pairs = (bracket + label[1:] for label in sorted(opened) for bracket in "()")
         return cls([*kinds[leaves], *pairs], [*sorted(set(map(signature, counts))), *words])
-
-    def __len__(self):
-        return len(self.table)
 
     def encode_words(self, words, start=0):
         """The ids of words; for an unknown word that of its signature, or UNKNOWN if that is new.

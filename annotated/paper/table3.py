@@ -18,7 +18,6 @@ import torch
 from filelock import FileLock, Timeout
 
 from annotated.data.corpora import load_corpus
-from annotated.data.prepared import vocabulary_digest
 from annotated.data.tokenizers import SubwordTokenizer, WordTokenizer
 from annotated.model.transformer import Transformer, TransformerConfig
 from annotated.results import (
@@ -72,6 +71,7 @@ class Scale:
     pairs: int | None = None  # of the training split, the first so many; None: all
 
 
+# %% ../../notebooks/21_table3.ipynb #14867es0
 SCALES = {
     "paper": Scale(37_000, {}, TrainingConfig(), big_times=3),
     "multi30k": Scale(4_000, {"N": 3, "d_model": 128, "d_ff": 512},
@@ -187,7 +187,7 @@ RUN = ("row", "seed")  # what names a run in a file of results
 def task_facts(row, seed, corpus, tokenizer):
     """What determines a run, for JSON: row, seed, data, vocabulary, configurations, decoding."""
     return {"row": row.name, "seed": seed, "data": str(corpus),
-            "vocabulary": vocabulary_digest(tokenizer),
+            "vocabulary": tokenizer.digest(),
             "model": asdict(row.config), "training": replace(row.training, seed=seed).facts(),
             "decoding": DECODING}
 
@@ -293,6 +293,7 @@ def t_quantile(freedom, chance=CHANCE):
     return math.sqrt(freedom) * math.tan(angle[place])
 
 
+# %% ../../notebooks/21_table3.ipynb #e1381ds0
 def pooled_deviation(groups):
     """(pooled standard deviation within groups, its degrees of freedom), for `noise_band`.
 
@@ -305,12 +306,12 @@ def pooled_deviation(groups):
     squares = sum(statistics.variance(group) * n for group, n in zip(groups, freedom, strict=True))
     return math.sqrt(squares / sum(freedom)), sum(freedom)
 
-
+# %% ../../notebooks/21_table3.ipynb #e1381ds1
 def noise_band(deviation, freedom, runs, base_runs):
     """The size that a difference of two means exceeds by chance with probability `CHANCE`."""
     return t_quantile(freedom) * deviation * math.sqrt(1 / runs + 1 / base_runs)
 
-
+# %% ../../notebooks/21_table3.ipynb #e1381ds2
 def verdict(measured, band, printed, alike=0.0):
     """"holds", "does not", "within noise" or "alike": a measured beside a printed difference (C29).
 

@@ -95,6 +95,7 @@ class ChrF(sacrebleu.CHRF):
         return float(super()._compute_f_score(statistics))
 
 
+# %% ../../notebooks/19_scores.ipynb #9b7109s0
 def _forms(hypotheses, references, language):
     """{name: (metric, (hypotheses, references) as that metric takes them, how they were prepared)}.
 
