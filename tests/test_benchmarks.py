@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import sys
+import warnings
 from collections import defaultdict
 from types import SimpleNamespace
 
@@ -404,6 +405,20 @@ def test_growth_varies_one_thing_and_counts_what_is_expected():
     assert four > one > sum(growth.SIZE.weights)
 
 
+def test_parts_of_a_run_are_chosen_by_name_system_precision_and_whether_they_are_compiled():
+    def chosen(*arguments):
+        return [(cell.name, str(entrant)) for group in program.chosen_cells(
+            program.parse(arguments)) for cell in group for entrant in cell.entrants]
+
+    gpu = ["--device", "cuda", "--only", "^train, big$", "--systems", "annotated,torch"]
+    assert chosen(*gpu, "--no-compile") == [
+        ("train, big", f"{system} {precision}") for precision in ("bf16", "fp32")
+        for system in ("annotated", "torch")]
+    assert chosen(*gpu, "--precision", "bf16")[2:] == [
+        ("train, big", f"{system}, compiled bf16") for system in ("annotated", "torch")]
+    assert not chosen(*gpu[2:]), "big is for GPUs"
+
+
 def test_settings_end_at_the_threads_there_are():
     single, batch, train = (work.Cell(task, "tiny", (), count)
                             for task, count in (("greedy", 1), ("greedy", 32), ("train", 0)))
@@ -474,7 +489,7 @@ def handle(request):
     results = json.loads((tmp_path / "_build/bench/part.json").read_text())
     assert results["load"]["before"] == load and results["disturbed"] is (load > 0.1)
     assert len(results["rates"]) == 1
-    rows = {entrant["system"]: entrant for entrant in results["cells"][0]["entrants"]
+    rows = {entrant["system"]: entrant for entrant in results["cells"][1]["entrants"]
             if entrant["precision"] == "fp32"}
     assert (rows["annotated"]["tokens"], rows["annotated"]["peak"]) == (100, 5)
     assert len(rows["annotated"]["seconds"]) >= 3
@@ -580,6 +595,15 @@ def test_compiled_systems_learn_the_same(system, small, monkeypatch, unenforced)
         losses[name] = [trainer.train_step(batch, "fp32") for _ in range(3)]
     assert len(calls) >= 3, "not every step went through what was compiled"
     assert len(set(losses[system])) == 3 and losses[system] == pytest.approx(losses[name], rel=1e-5)
+
+
+def test_waits_are_the_warnings_of_pytorch_s_own_watch(monkeypatch):
+    modes = []
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+    with worker.counting_waits("cuda") as found:
+        for text in ("called a synchronizing CUDA operation (Triggered internally)", "old") * 2:
+            warnings.warn(text, stacklevel=1)
+    assert len(found) == 2 and modes == ["warn", "default"]
 
 
 def test_several_workers_share_a_batch_timed_from_the_first_start_to_the_last_end(monkeypatch):

@@ -27,12 +27,10 @@ def test_each_name_is_that_of_the_module_which_defines_it(name):
 
 
 def test_type_checkers_see_the_same_names():
-    tree = ast.parse((ROOT / "annotated" / "__init__.py").read_text(encoding="utf-8"))
-    (block,) = [node for node in tree.body if isinstance(node, ast.If)
-                and ast.unparse(node.test) == "TYPE_CHECKING"]
-    seen = {alias.asname: node.module.removeprefix("annotated.") for node in block.body
-            for alias in node.names}
-    assert seen == annotated._HOMES and (ROOT / "annotated" / "py.typed").exists()
+    tree = ast.parse((ROOT / "annotated" / "__init__.pyi").read_text(encoding="utf-8"))
+    seen = [alias.asname for node in tree.body if isinstance(node, ast.ImportFrom)
+            for alias in node.names]  # `X as X` exports X
+    assert seen == NAMES and (ROOT / "annotated" / "py.typed").exists()
 
 
 def test_importing_loads_neither_torch_nor_any_module_and_a_star_all_names():
@@ -40,6 +38,12 @@ def test_importing_loads_neither_torch_nor_any_module_and_a_star_all_names():
             "name.startswith('annotated') or name == 'torch')); from annotated import *; "
             "print(Transformer.__name__, load_corpus.__name__)")
     assert run_python(code, cwd=ROOT) == "['annotated']\nTransformer load_corpus\n"
+
+
+def test_the_plain_model_loads_torch_and_no_other_large_package():
+    code = ("import sys, annotated.model.transformer; print(sorted({'torch', 'spacy', 'torchtext', "
+            "'altair', 'matplotlib'} & sys.modules.keys()))")
+    assert run_python(code, cwd=ROOT) == "['torch']\n"
 
 
 def test_the_book_s_model_translates_a_sentence_and_a_list():

@@ -112,17 +112,6 @@ def padding_share(lengths, batches):
     positions = sum(int(lengths[batch].max(axis=0).sum()) * len(batch) for batch in batches)
     return 1 - sum(int(lengths[batch].sum()) for batch in batches) / positions
 
-# %% ../../notebooks/13_batches.ipynb #c4f6faf9
-def pair_lengths(pairs):
-    """Tokens of each source and target, ends counted, as an array (pairs, 2).
-
-    pairs: a list of pairs of ids, or `PairArrays`.
-    """
-    if isinstance(pairs, PairArrays):
-        return pairs.lengths
-    counts = chain.from_iterable((len(source) + 1, len(target) + 1) for source, target in pairs)
-    return np.fromiter(counts, dtype=np.int64).reshape(-1, 2)
-
 # %% ../../notebooks/13_batches.ipynb #4b1d7a61
 class PairArrays(Sequence):
     """Pairs of (source ids, target ids) in three arrays.
@@ -149,9 +138,15 @@ class PairArrays(Sequence):
         """Memory stays as it is; pairs that are mapped give theirs back."""
 
 # %% ../../notebooks/13_batches.ipynb #4b1d7a62
-def arrays_of(pairs, dtype):
-    """ids, offsets and lengths of a list of pairs of ids; ValueError for a special id."""
-    lengths = pair_lengths(pairs)  # (pairs, 2)
+def as_arrays(pairs, dtype=np.int64):
+    """Pairs of ids as arrays: a list is copied, once; what is arrays already stays as it is.
+
+    ValueError for a pair that holds a special id.
+    """
+    if isinstance(pairs, PairArrays):
+        return pairs
+    counts = chain.from_iterable((len(source) + 1, len(target) + 1) for source, target in pairs)
+    lengths = np.fromiter(counts, np.int64).reshape(-1, 2)
     ids = np.fromiter(chain.from_iterable(chain.from_iterable(pairs)), dtype)
     sizes = (lengths - 1).sum(axis=1)  # ids of each pair
     offsets = sizes.cumsum() - sizes
@@ -160,17 +155,6 @@ def arrays_of(pairs, dtype):
         least = ids[offsets[pair] : offsets[pair] + sizes[pair]].min()
         hint = "give ids as `encode` returns them, without padding, begin and end"
         raise ValueError(f"pair {pair} holds the special id {least}: {hint}")
-    return ids, offsets, lengths
-
-
-def as_arrays(pairs):
-    """Pairs of ids as arrays: a list is copied, once; what is arrays already stays as it is.
-
-    ValueError for a pair that holds a special id.
-    """
-    if isinstance(pairs, PairArrays):
-        return pairs
-    ids, offsets, lengths = arrays_of(pairs, np.int64)
     return PairArrays(ids, offsets, lengths, lengths.max(axis=0, initial=0).tolist())
 
 # %% ../../notebooks/13_batches.ipynb #740e5eae
@@ -205,7 +189,8 @@ def epoch_batches(pairs, max_tokens, seed, pool=1 << 20, block=1 << 12):
     by block, in random order, a pool at a time, so that neither memory nor the time to the first
     batch grows with the corpus. ValueError as `token_batches`.
     """
-    lengths = pair_lengths(pairs)
+    pairs = as_arrays(pairs)
+    lengths = pairs.lengths
     if len(lengths) <= pool:
         yield from token_batches(lengths, max_tokens, seed=seed)
         return
@@ -216,8 +201,7 @@ def epoch_batches(pairs, max_tokens, seed, pool=1 << 20, block=1 << 12):
         indices = indices[indices < len(lengths)]
         for batch in token_batches(lengths[indices], max_tokens, seed=(*seed, number)):
             yield indices[batch]
-        if isinstance(pairs, PairArrays):
-            pairs.release()
+        pairs.release()
 
 # %% ../../notebooks/13_batches.ipynb #c6288b77
 def check_fit(max_tokens, **splits):
@@ -273,7 +257,7 @@ def real_tokens(pairs, indices):
 def largest_batch(pairs, max_tokens, d_model, multiple=1):
     """(pairs, width) of the batch that may take the most memory, if widths are rounded up."""
     # counts: pairs of each length
-    lengths, counts = pair_lengths(pairs), np.zeros(max_tokens + 1, dtype=np.int64)
+    lengths, counts = as_arrays(pairs).lengths, np.zeros(max_tokens + 1, dtype=np.int64)
     for start in range(0, len(lengths), 1 << 20):  # in parts, for the lengths may lie on the disk
         counts += np.bincount(lengths[start : start + (1 << 20)].max(axis=1),
                               minlength=max_tokens + 1)

@@ -253,7 +253,7 @@ def _order_languages(where, tags, source, target):
                          "two with --source and --target")
     return known
 
-
+# %% ../../notebooks/11_corpora.ipynb #b05956s0
 def _languages_of(folder):
     """The languages of the files `train.LANGUAGE` in a folder that have a validation split too."""
     names = set(map(plain_name, folder.iterdir()))
@@ -261,7 +261,7 @@ def _languages_of(folder):
     return {tag for tag in tags - {"tsv", "tmx"} if tag.isidentifier() or "-" in tag
             if any(f"{split}.{tag}" in names for split in _VALID)}
 
-
+# %% ../../notebooks/11_corpora.ipynb #b05956s1
 def _load_folder(folder, source, target):
     """A folder with `train`, `valid`, `test`: `.SOURCE` and `.TARGET`, `.tsv`, `.tmx`, parquet."""
     folder = Path(folder).expanduser()

@@ -73,12 +73,35 @@ def _check_strings(*lists):
     if len(set(lists[0])) != len(lists[0]):
         raise ValueError("a piece stands twice in the vocabulary")
 
+# %% ../../notebooks/12_tokenizers.ipynb #tk000011
+def most_frequent(counts, min_frequency=1, max_size=None):
+    """The words of a `Counter` that were seen so often, the most frequent first.
+
+    max_size: most ids, the special ones included; ValueError if it leaves no room for a word.
+    """
+    if max_size is not None and max_size <= len(SPECIAL_PIECES):
+        why = f"{len(SPECIAL_PIECES)} ids are special, so it must be larger"
+        raise ValueError(f"max_size is {max_size}: {why}")
+    room = None if max_size is None else max_size - len(SPECIAL_PIECES)
+    words = sorted(counts, key=lambda word: (-counts[word], word))
+    return [word for word in words if counts[word] >= min_frequency][:room]
+
+# %% ../../notebooks/12_tokenizers.ipynb #tk000012
+def hide_rare_words(pairs, seed=0, share=0.1):
+    """Pairs of ids, and a copy of some that hold a word which occurs once, now UNKNOWN.
+
+    share: of these pairs, drawn by the seed, that are copied.
+    """
+    counts = Counter(chain.from_iterable(chain.from_iterable(pairs)))
+    rare = {index for index, count in counts.items() if count == 1}
+    some = [pair for pair in pairs if not rare.isdisjoint(chain(*pair))]
+    drawn = random.Random(seed).sample(some, math.ceil(share * len(some)))
+    return [*pairs, *(tuple([UNKNOWN if index in rare else index for index in ids] for ids in pair)
+                      for pair in drawn)]
+
 # %% ../../notebooks/12_tokenizers.ipynb #37040ed1
 class WordTokenizer(Tokenizer):
-    """Whole words as tokens, cut by `split_words`. What training never saw is UNKNOWN.
-
-    So that UNKNOWN is learnt, training sees some pairs again with their rare words hidden.
-    """
+    """Whole words as tokens, cut by `split_words`. What training never saw is UNKNOWN."""
 
     def __init__(self, words, languages=("en", "de")):
         self.words, self.languages = list(words), tuple(languages)
@@ -93,16 +116,11 @@ class WordTokenizer(Tokenizer):
         Keeps words seen `min_frequency` times or more, and at most `max_size` ids, special ones
         included. normalizer: the form that the texts are brought into.
         """
-        if max_size is not None and max_size <= len(SPECIAL_PIECES):
-            why = f"{len(SPECIAL_PIECES)} ids are special, so it must be larger"
-            raise ValueError(f"max_size is {max_size}: {why}")
         languages, counts, marks = (source_language, target_language), Counter(), Counter()
         normalizer = replace(normalizer or cls.normalizer, languages=languages)
         for text, language in training_texts(pairs, normalizer, marks):
             counts.update(split_words(text, language))
-        room = None if max_size is None else max_size - len(SPECIAL_PIECES)
-        words = sorted(counts, key=lambda word: (-counts[word], word))
-        tokenizer = cls([word for word in words if counts[word] >= min_frequency][:room], languages)
+        tokenizer = cls(most_frequent(counts, min_frequency, max_size), languages)
         tokenizer.normalizer = replace(normalizer, marks=frequent_marks(marks))
         return tokenizer
 
@@ -117,17 +135,8 @@ class WordTokenizer(Tokenizer):
         words = self.pieces(self.content_ids(ids))
         return self.normalizer.undo(join_words(words, self.languages[1]))
 
-    def for_training(self, pairs, seed=0, share=0.1):
-        """Pairs of ids, and a copy of some that hold a word which occurs once, now UNKNOWN.
-
-        share: of these pairs, drawn by the seed, that are copied.
-        """
-        counts = Counter(chain.from_iterable(chain.from_iterable(pairs)))
-        rare = {index for index, count in counts.items() if count == 1}
-        some = [pair for pair in pairs if not rare.isdisjoint(chain(*pair))]
-        drawn = random.Random(seed).sample(some, math.ceil(share * len(some)))
-        return [*pairs, *(tuple([UNKNOWN if index in rare else index for index in ids]
-                                for ids in pair) for pair in drawn)]
+    def for_training(self, pairs, seed=0):
+        return hide_rare_words(pairs, seed)
 
     def unknown_words(self, texts, language=None):
         words = chain.from_iterable(split_words(text, language)
@@ -181,13 +190,20 @@ def library_tokenizer(model, vocabulary=None, merges=None):
 
 # %% ../../notebooks/12_tokenizers.ipynb #a6292192
 def _train_subwords(texts, vocab_size, model, min_frequency):
-    """Pieces (and, for BPE, merges) that the library learns: the 256 bytes, then its own."""
+    """Pieces (and, for BPE, merges) that the library learns: the 256 bytes, then its own.
+
+    vocab_size: with the special ids; ValueError if it leaves no room for every byte.
+    """
     from tokenizers import trainers
 
+    special = len(SPECIAL_PIECES)
+    if vocab_size < (least := special + (512 if model == "wordpiece" else 256)):
+        raise ValueError(f"vocab_size is {vocab_size}, expected {least} or more: {model} needs "
+                         "every byte")
     tokenizer = library_tokenizer(model)
     letters = sorted(byte_letters())
-    options = {"vocab_size": vocab_size, "min_frequency": min_frequency, "show_progress": False,
-               "initial_alphabet": letters}
+    options = {"vocab_size": vocab_size - special, "min_frequency": min_frequency,
+               "show_progress": False, "initial_alphabet": letters}
     if model == "bpe":
         trainer = trainers.BpeTrainer(**options)
     else:  # named beforehand, every byte inside a word has a piece too, always with the same id
@@ -224,13 +240,9 @@ class SubwordTokenizer(Tokenizer):
         `pairs` is read once and may be a stream: the library keeps how often each word occurs, and
         no sentences. normalizer: the form that the texts are brought into.
         """
-        least = len(SPECIAL_PIECES) + (512 if model == "wordpiece" else 256)
-        if vocab_size < least:
-            why = f"{model} needs every byte"
-            raise ValueError(f"vocab_size is {vocab_size}, expected {least} or more: {why}")
         marks, normalizer = Counter(), normalizer or cls.normalizer
         texts = (" " + text for text, _ in training_texts(pairs, normalizer, marks))
-        learned = _train_subwords(texts, vocab_size - len(SPECIAL_PIECES), model, min_frequency)
+        learned = _train_subwords(texts, vocab_size, model, min_frequency)
         tokenizer = cls(*learned, model)
         tokenizer.normalizer = replace(normalizer, marks=frequent_marks(marks))
         return tokenizer

@@ -18,7 +18,6 @@ import torch
 from filelock import FileLock, Timeout
 
 from annotated.data.corpora import load_corpus
-from annotated.data.prepared import vocabulary_digest
 from annotated.data.tokenizers import SubwordTokenizer, WordTokenizer
 from annotated.model.transformer import Transformer, TransformerConfig
 from annotated.results import (
@@ -71,7 +70,7 @@ class Scale:
     sentences: int | None = None
     pairs: int | None = None  # of the training split, the first so many; None: all
 
-
+# %% ../../notebooks/21_table3.ipynb #14867es0
 SCALES = {
     "paper": Scale(37_000, {}, TrainingConfig(), big_times=3),
     "multi30k": Scale(4_000, {"N": 3, "d_model": 128, "d_ff": 512},
@@ -187,7 +186,7 @@ RUN = ("row", "seed")  # what names a run in a file of results
 def task_facts(row, seed, corpus, tokenizer):
     """What decides a run, for JSON: row, seed, data, vocabulary, configurations, decoding."""
     return {"row": row.name, "seed": seed, "data": str(corpus),
-            "vocabulary": vocabulary_digest(tokenizer),
+            "vocabulary": tokenizer.digest(),
             "model": asdict(row.config), "training": replace(row.training, seed=seed).facts(),
             "decoding": DECODING}
 
@@ -290,7 +289,7 @@ def t_quantile(freedom, chance=CHANCE):
     place = 1 + torch.searchsorted(within, (1 - chance) * within[-1])
     return math.sqrt(freedom) * math.tan(angle[place])
 
-
+# %% ../../notebooks/21_table3.ipynb #e1381ds0
 def pooled_deviation(groups):
     """(standard deviation within groups, pooled; its degrees of freedom), as `noise_band` takes it.
 
@@ -303,12 +302,12 @@ def pooled_deviation(groups):
     squares = sum(statistics.variance(group) * n for group, n in zip(groups, freedom, strict=True))
     return math.sqrt(squares / sum(freedom)), sum(freedom)
 
-
+# %% ../../notebooks/21_table3.ipynb #e1381ds1
 def noise_band(deviation, freedom, runs, base_runs):
     """What the difference between two means of so many runs exceeds by `CHANCE` alone."""
     return t_quantile(freedom) * deviation * math.sqrt(1 / runs + 1 / base_runs)
 
-
+# %% ../../notebooks/21_table3.ipynb #e1381ds2
 def verdict(measured, band, printed, alike=0.0):
     """"holds", "does not" or "within noise": a measured difference beside a printed one (C29).
 

@@ -39,6 +39,11 @@ class Checkpoint:
     tokenizer: object
     info: dict
 
+    @property
+    def languages(self):
+        """(source, target); English and German where the facts beside the model name none."""
+        return self.info.get("source_language", "en"), self.info.get("target_language", "de")
+
 # %% ../../notebooks/16_checkpoints.ipynb #6ade49bc
 def checkpoint_contents(model, tokenizer, info, optimizer=None, progress=None):
     """{file name: its content}, in copies that further training does not change.

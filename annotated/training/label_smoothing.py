@@ -29,9 +29,8 @@ class LabelSmoothingLoss(nn.Module):
             raise ValueError(f"reduction={reduction!r} is unknown: give 'mean' or 'sum'")
         self.smoothing, self.pad_id, self.reduction = smoothing, pad_id, reduction
 
-    def forward(
-        self, logits: Float[Tensor, "*batch vocab_size"], target: Int[Tensor, "*batch"]
-    ) -> Float[Tensor, ""]:
+    def forward(self, logits: Float[Tensor, "*batch vocab_size"],
+                target: Int[Tensor, "*batch"]) -> Float[Tensor, ""]:
         """One number, in nats."""
         padding = target == self.pad_id
         precision = torch.promote_types(logits.dtype, torch.float32)
@@ -43,11 +42,8 @@ class LabelSmoothingLoss(nn.Module):
         total = loss.masked_fill(padding, 0.0).sum()
         return total if self.reduction == "sum" else total / (~padding).sum()
 
-    def of_hidden(
-        self,
-        hidden: Float[Tensor, "*batch d_model"],
-        weight: Float[Tensor, "vocab_size d_model"],
-        target: Int[Tensor, "*batch"],
-    ) -> Float[Tensor, ""]:
+    def of_hidden(self, hidden: Float[Tensor, "*batch d_model"],
+                  weight: Float[Tensor, "vocab_size d_model"],
+                  target: Int[Tensor, "*batch"]) -> Float[Tensor, ""]:
         """The same of the logits `hidden @ weight.T`."""
         return self(hidden @ weight.T, target)

@@ -93,7 +93,7 @@ class ChrF(sacrebleu.CHRF):
     def _compute_f_score(self, statistics):
         return float(super()._compute_f_score(statistics))
 
-
+# %% ../../notebooks/19_scores.ipynb #9b7109s0
 def _forms(hypotheses, references, language):
     """name -> (metric, hypotheses and references in the form it counts on, how they got it).
 

@@ -49,10 +49,10 @@ def test_heatmap_is_as_dark_as_its_largest_weight_only_on_request():
     (WEIGHTS, KEYS[:3], QUERIES, "weights have 4 keys but 3 tokens were given"),
     (WEIGHTS, KEYS, QUERIES * 2, "weights have 3 queries but 6 tokens were given"),
     (WEIGHTS, "abcd", QUERIES, "keys must be a list of tokens"),
-    (HEADS[None, None], KEYS, QUERIES, r"got shape \(1, 1, 2, 3, 4\); of a batch choose one"),
-    (np.stack([HEADS, HEADS]), KEYS, QUERIES, r"got shape \(2, 2, 3, 4\); of a batch choose one"),
-    (WEIGHTS - 0.2, KEYS, QUERIES, "weights must be numbers from 0 on"),
-    (WEIGHTS * np.nan, KEYS, QUERIES, "weights must be numbers from 0 on"),
+    (HEADS[None, None], KEYS, QUERIES, r"got shape \(1, 1, 2, 3, 4\); choose one of a batch"),
+    (np.stack([HEADS, HEADS]), KEYS, QUERIES, r"got shape \(2, 2, 3, 4\); choose one of a batch"),
+    (WEIGHTS - 0.2, KEYS, QUERIES, "weights must be non-negative numbers"),
+    (WEIGHTS * np.nan, KEYS, QUERIES, "weights must be non-negative numbers"),
     ([[1.0, 2.0], [3.0]], KEYS, QUERIES, "weights must be numbers in a rectangular"),
     (np.zeros((0, 4)), KEYS, [], r"got shape \(0, 4\)"),
 ])
@@ -111,7 +111,7 @@ def test_overview_has_layers_down_and_heads_across():
     for weights, keys, message in (
             (layers, QUERIES, "weights have 4 keys but 3 tokens"),
             ({"a": WEIGHTS[0]}, KEYS, r"weights of 'a' must be .* got shape \(4,\)"),
-            ([np.stack([HEADS, HEADS])], KEYS, "of 'layer 1' must be .* of a batch choose one")):
+            ([np.stack([HEADS, HEADS])], KEYS, "of 'layer 1' must be .* choose one of a batch")):
         with pytest.raises(ValueError, match=message):
             attention.attention_overview(weights, keys, QUERIES)
 

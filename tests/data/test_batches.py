@@ -266,7 +266,7 @@ def the_same(one, other):
 def test_small_corpora_get_the_batches_of_token_batches():
     pairs = [([7] * (n % 19), [8] * (n % 13)) for n in range(200)]
     for seed in ((0, 0), (0, 1), (5, 3)):
-        wanted = token_batches(module.pair_lengths(pairs), 300, seed=seed)
+        wanted = token_batches(as_arrays(pairs).lengths, 300, seed=seed)
         assert the_same(epoch_batches(as_arrays(pairs), 300, seed), wanted)
         assert the_same(epoch_batches(pairs, 300, seed), wanted)
 
@@ -357,13 +357,13 @@ def test_within_a_length_the_difference_of_the_sides_rises_and_falls_by_turns():
 def test_no_batch_takes_more_than_the_largest(max_tokens, d_model):
     draw = np.random.default_rng(max_tokens)
     pairs = [([4] * n, [5] * m) for n, m in draw.integers(0, 40, (60, 2)).tolist()]
-    longer = module.pair_lengths(pairs).max(axis=1)
+    longer = as_arrays(pairs).lengths.max(axis=1)
 
     def cost(rows, longest):
         return rows * longest * (d_model + longest)
 
     rows, longest = module.largest_batch(pairs, max_tokens, d_model)
-    cut = chain.from_iterable(token_batches(module.pair_lengths(pairs), max_tokens, order, seed)
+    cut = chain.from_iterable(token_batches(as_arrays(pairs).lengths, max_tokens, order, seed)
                               for order in ("bucketed", "random") for seed in range(20))
     assert max(cost(len(batch), longer[batch].max()) for batch in cut) <= cost(rows, longest)
     assert longest in longer and (longer <= longest).sum() >= rows, "no such batch"

@@ -111,7 +111,7 @@ WHOLE = memory([[("en", "a"), ("de", "b")]])
 @pytest.mark.parametrize("data", [WHOLE[:-9], b"", b"plain text", WHOLE.replace(b">a<", b">&no;<")])
 def test_a_damaged_memory_is_named(tmp_path, data):
     (tmp_path / "t.tmx").write_bytes(data)
-    with pytest.raises(ValueError, match=r"t\.tmx is no whole TMX file"):
+    with pytest.raises(ValueError, match=r"t\.tmx is not a complete TMX file"):
         read_tmx(tmp_path / "t.tmx", "en", "de")
 
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from test_batches import assert_same
 
 from annotated.data import prepared as module
-from annotated.data.batches import Batch, as_arrays, gather, pair_lengths, real_tokens
+from annotated.data.base_tokenizer import Tokenizer
+from annotated.data.batches import Batch, as_arrays, gather, real_tokens
 from annotated.data.corpora import Corpus, PairStream
 from annotated.data.prepared import EncodedPairs, load_prepared, prepare_corpus, write_encoded
 from annotated.data.tokenizers import END, SubwordTokenizer, byte_letters
@@ -23,6 +24,8 @@ TEXTS = [(f"word{'y' * (n % 19)} {n}", f"Wort{'z' * (n % 13)} {n}") for n in ran
 
 class Letters:
     """A tokenizer that is easy to check: one id for each letter."""
+
+    digest = Tokenizer.digest
 
     def __init__(self, size=300):
         self.size = size
@@ -62,7 +65,7 @@ def test_encoded_pairs_are_the_list_of_pairs(tmp_path, chunk, size, dtype):
         with pytest.raises(IndexError):
             pairs[wrong]
     lengths = np.array([(len(source) + 1, len(target) + 1) for source, target in wanted])
-    assert (pair_lengths(pairs) == lengths).all() and (pair_lengths(wanted) == lengths).all()
+    assert (pairs.lengths == lengths).all() and (as_arrays(wanted).lengths == lengths).all()
     assert pairs.longest == tuple(lengths.max(axis=0))
     pairs.release()
     assert pairs[7] == wanted[7]
@@ -86,7 +89,7 @@ def test_a_damaged_folder_is_refused_by_the_name_of_the_file(folder, file, damag
     (folder / file).write_bytes({"truncated": data[:-8], "longer": data + b"xx"}.get(damage, data))
     if damage == "missing":
         (folder / file).unlink()
-    with pytest.raises(ValueError, match=f"{file} .*{message}.*: encode the corpus anew"):
+    with pytest.raises(ValueError, match=f"{file} .*{message}.*: encode the corpus again"):
         EncodedPairs(folder, check=True)
     if damage == "flipped":  # only who reads it all can see that
         assert len(EncodedPairs(folder)) == 200
@@ -301,7 +304,7 @@ def test_copies_that_cannot_be_made_are_named_before_anything_is_read(wrong, tmp
 
 
 def test_long_sentences_are_left_out_of_training_and_counted(corpus, tmp_path):
-    longer = pair_lengths(prepare_corpus("mine", tmp_path / "all", 300).train).max(axis=1)
+    longer = prepare_corpus("mine", tmp_path / "all", 300).train.lengths.max(axis=1)
     prepared = prepare_corpus("mine", tmp_path / "p", 300, max_length=4)
     assert len(prepared.train) == (longer <= 4).sum() < 200 and max(prepared.train.longest) <= 4
     assert len(prepared.valid) == 6

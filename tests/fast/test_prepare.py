@@ -105,14 +105,14 @@ def test_fused_attention_drops_in_training_only():
         assert set(weights.round().flatten().tolist()) == {0.0, 2.0}
 
 
-@pytest.mark.parametrize("training, dtype, keys, fused", [
-    (True, torch.float32, 5, True), (False, torch.bfloat16, 5, True),
-    (True, torch.bfloat16, 512, False), (True, torch.bfloat16, 513, True)])
-def test_training_in_bf16_here_takes_the_formula_for_few_keys(
-        training, dtype, keys, fused, monkeypatch):
+@pytest.mark.parametrize("training, dtype, rows, keys, fused", [
+    (True, torch.float32, 1, 5, True), (False, torch.float32, 4, 5, True),
+    (False, torch.bfloat16, 3, 5, True), (False, torch.bfloat16, 4, 5, False),
+    (True, torch.bfloat16, 1, 512, False), (True, torch.bfloat16, 1, 513, True)])
+def test_bf16_here_takes_the_formula_for_few_keys(training, dtype, rows, keys, fused, monkeypatch):
     calls, own = [], F.scaled_dot_product_attention
     monkeypatch.setattr(F, own.__name__, lambda *arguments: calls.append(1) or own(*arguments))
-    x = torch.randn(1, 1, keys, 4, dtype=dtype)
+    x = torch.randn(rows, 1, keys, 4, dtype=dtype)
     FusedAttention(DotProductAttention()).train(training)(x[:, :, :3], x, x)
     assert bool(calls) is fused
 

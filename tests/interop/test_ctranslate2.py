@@ -10,7 +10,8 @@ from small_exports import BPE, TOKENIZERS, copy_of, model_that_writes, random_ba
 
 from annotated.data.tokenizers import BEGIN, PAD
 from annotated.interop.ctranslate2 import check_export, export_to_ctranslate2, translate_ids
-from annotated.interop.hugging_face import export_to_hugging_face, library_form
+from annotated.interop.hf_tokenizers import library_form
+from annotated.interop.hugging_face import export_to_hugging_face
 from annotated.model.transformer import TransformerConfig
 from annotated.training.builders import build_model
 from annotated.translation.search import greedy_decode
