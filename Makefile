@@ -90,5 +90,6 @@ wmt: setup  ## the full WMT14 run of page 23 on this machine's GPUs (WMT_SIZE=ba
 
 gpu-check: setup  ## ten minutes on this machine's GPUs before a run costs money: _build/gpu_check/report.json (CHECK="--device cpu": a tiny model)
 	$(PYTHON) tools/gpu_check.py $(CHECK)
+	$(PYTHON) -m pytest -q tests/test_cuda.py
 
 .PHONY: help setup book site test test-site axe test-long results lint lab sync export bench workbook wmt gpu-check

@@ -37,7 +37,7 @@ except ImportError:
 
 # %% ../notebooks/80_files.ipynb #6fcdd71b
 def _part_of(path):
-    """A hidden name beside `path` for what is not whole yet; leftovers of a day are removed."""
+    """A hidden temporary name beside `path`; removes leftovers that are older than a day."""
     path.parent.mkdir(parents=True, exist_ok=True)
     for leftover in path.parent.glob(f".{path.name}.part-*"):  # of a process that was killed
         with contextlib.suppress(OSError):
@@ -56,8 +56,9 @@ def check_output(path):
         raise PermissionError(f"{path} cannot be written: give another name, or change its mode")
 
 
+# %% ../notebooks/80_files.ipynb #ffc4c3s0
 def _replaceable(path):
-    """The plain file that a name leads to, there or not yet; None for devices, pipes and such."""
+    """The regular file that a path leads to, even if it does not exist; None for devices, pipes."""
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
@@ -67,7 +68,7 @@ def _replaceable(path):
     named = Path(os.path.abspath(path)).parts[1:2] not in (("dev",), ("proc",))
     return target if plain and named else None  # /dev/stdout is a file after `> out`
 
-
+# %% ../notebooks/80_files.ipynb #ffc4c3s1
 @contextlib.contextmanager
 def whole_file(path):
     """Open `path` for writing bytes so that it appears whole or not at all.
@@ -107,7 +108,7 @@ def write_json(path, value):
 
 # %% ../notebooks/80_files.ipynb #44444812
 def _sync(path):
-    """Make the operating system put a file, or the names in a folder, onto the disk now."""
+    """Flush a file, or the entries of a folder, to the disk."""
     if os.name == "nt" and path.is_dir():  # Windows offers no way to
         return
     descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
@@ -119,9 +120,9 @@ def _sync(path):
 # %% ../notebooks/80_files.ipynb #0487a90d
 @contextlib.contextmanager
 def whole_folder(path):
-    """A new, empty folder to fill, which takes the name `path` when it is whole, or never.
+    """A new, empty folder to fill, which gets the name `path` at the end of the block, or never.
 
-    Raises FileExistsError where there is something of that name, before or after.
+    Raises FileExistsError if something of that name exists, before or after.
     """
     path = Path(path)
     if os.path.lexists(path):
@@ -157,7 +158,7 @@ DAMAGE = (EOFError, gzip.BadGzipFile, lzma.LZMAError, tarfile.TarError, zipfile.
 
 
 def _open_member(path, member, stack):
-    """A plain file in an archive, open for reading bytes; None where there is no such file."""
+    """A regular file in an archive, open for reading bytes; None if there is no such file."""
     if Path(path).suffix == ".zip":
         archive = stack.enter_context(zipfile.ZipFile(path))
         return archive.open(member) if member in archive.namelist() else None
@@ -168,10 +169,10 @@ def _open_member(path, member, stack):
 
 @contextlib.contextmanager
 def open_text(path, member=None):
-    """A file, or a member of an archive, open for reading bytes; unpacked if .gz, .xz or .zst.
+    """Open a file, or a member of an archive, for reading bytes; unpacks .gz, .xz and .zst.
 
-    Within the block damage is a ValueError that names the file. So is a member that is missing or
-    no plain file. ImportError where nothing can read Zstandard.
+    ValueError naming the file if it turns out damaged within the block, or if the member is missing
+    or no regular file. ImportError if Zstandard cannot be read.
     """
     unpack = UNPACK.get(ending := Path(member or path).suffix, lambda file: file)
     if unpack is None:
@@ -192,6 +193,7 @@ def plain_name(path):
     return re.sub(r"\.(gz|xz|zst)$", "", Path(path).name)
 
 
+# %% ../notebooks/80_files.ipynb #84d7c9s0
 def input_lines(path, member=None, errors="strict"):
     """The lines of a UTF-8 file, or of standard input for "-", one at a time; see `open_text`.
 
@@ -216,12 +218,11 @@ def input_lines(path, member=None, errors="strict"):
             if text:  # not so if there is nothing but a byte order mark
                 yield text.removesuffix("\n").removesuffix("\r")
 
-
+# %% ../notebooks/80_files.ipynb #84d7c9s1
 def stream_lines(path, member=None, errors="strict"):
-    """The lines of a text that is not empty, one at a time, as `input_lines` reads them.
+    """Yield the lines of a text, as `input_lines` reads them; ValueError for an empty file.
 
-    Of an SGML file (`.sgm`) only the text between <seg> and </seg> counts. ValueError for an empty
-    file.
+    Of an SGML file (`.sgm`), only the text between <seg> and </seg> counts.
     """
     marked_up, empty = plain_name(member or path).endswith(".sgm"), True
     for line in input_lines(path, member, errors):
@@ -273,7 +274,7 @@ def find_file(folder, stem):
 
 # %% ../notebooks/80_files.ipynb #op000002
 def optional(package):
-    """A package that is not among the dependencies; ImportError that names it."""
+    """Import a package that is not among the dependencies; ImportError names a missing one."""
     try:
         return import_module(package)
     except ImportError as error:

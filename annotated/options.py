@@ -19,7 +19,7 @@ _POSITIVE = "average attention_gain limit n_best sentences beam_sentences seeds 
 
 
 def read_options(form, command, arguments):
-    """The options of a command, in this form; ends the program for what cannot be read."""
+    """The options of a command, an object of class `form`; exits with a message if unreadable."""
     options = tyro.cli(OmitArgPrefixes[form], prog=f"annotated {command}", args=arguments)
     for name, number in vars(options).items():
         if name in _POSITIVE and number is not None and not 0 < number < float("inf"):
@@ -28,22 +28,22 @@ def read_options(form, command, arguments):
 
 
 def command_line(command, arguments):
-    """The command line as a reader would type it."""
+    """The command line as one would type it."""
     return shlex.join(["annotated", command, *arguments])
 
 # %% ../notebooks/79_options.ipynb #op000008
 def read_with_preset(form, command, arguments, presets, choose):
-    """Options with two configurations, `sizes` and `training`, from a preset where not given.
+    """Options with two configurations, `sizes` and `training`, whose defaults a preset gives.
 
-    presets: {name: (TransformerConfig, TrainingConfig, …)}; choose(options): which, if none is
-    named.
+    presets: {name: (TransformerConfig, TrainingConfig, …)}; choose(options): the name of the
+    preset if the options name none.
     """
     from annotated.model.transformer import TransformerConfig
     from annotated.training.loop import TrainingConfig
 
     @dataclass(frozen=True)
     class Sizes(TransformerConfig):
-        __doc__ = "Sizes of the model, in place of the preset's"
+        __doc__ = "Sizes of the model; by default the preset's"
         pad_id: Suppress[int] = 0
 
     def read(preset):
@@ -71,14 +71,14 @@ class Train:
     # toy, multi30k, tatoeba-en-de, tatoeba-en-fr, or a folder: with train, valid and test as .en
     # and .de files (or other languages) or as .tsv, or one that `annotated prepare` made
     corpus: Positional[str] = "toy"
-    # folder of a model to go on from: a checkpoint, or a Marian model in Hugging Face's form
+    # folder of a model to continue from: a checkpoint, or a Marian model in Hugging Face format
     start: Annotated[Path | None, arg(name="from")] = None
-    # sizes and schedule to start from: toy for toy, small for others
+    # sizes and schedule that other flags override; by default toy for toy, small for others
     preset: Literal["base", "big", "small", "toy"] | None = None
-    source: str | None = None  # language of the input; English, or the corpus's first
-    target: str | None = None  # language of the output; German, or the corpus's second
-    # words, bpe, wordpiece, or a kind that a plugin adds; words for toy, bpe for other corpora; a
-    # prepared folder has its own
+    source: str | None = None  # language of the input; by default English, or the corpus's first
+    target: str | None = None  # language of the output; by default German, or the corpus's second
+    # words, bpe, wordpiece, sentencepiece, a SentencePiece file (.model), or a kind that a plugin
+    # adds; by default words for toy and bpe for other corpora; a prepared folder brings its own
     tokenizer: str | None = None
     # normalization of the text; saved with the tokenizer, and undone in the output
     normalize: tuple[Literal["lowercase", "punctuation", "moses"], ...] = ()
@@ -87,7 +87,8 @@ class Train:
     timeout: float = 600.0  # seconds that processes wait for each other
     # folder for log.jsonl and for checkpoints to resume from, one every --save-every updates
     checkpoints: Path | None = None
-    resume: bool = False  # from the newest complete checkpoint in --checkpoints, if there is one
+    # continue from the newest complete checkpoint in --checkpoints, if there is one
+    resume: bool = False
     average: int | None = None  # save the mean of the last N checkpoints in --checkpoints
     tensorboard: Path | None = None  # folder for curves; needs the package tensorboard
     # scale of the initial Q, K and V projections of a new run; 0.7071 matches torch.nn's
@@ -114,12 +115,12 @@ class Translate:
     alpha: float = 0.6  # length penalty of the beam
     # write the N best translations of each line as JSON, with scores and tokens (N ≤ beam)
     n_best: int | None = None
-    # write JSON with the weights of the last decoder layer's cross-attention, mean of its heads:
-    # a row for each token that is written
+    # write JSON with the cross-attention of the last decoder layer, averaged over its heads: a row
+    # of weights for each written token
     attention: bool = False
     # PyTorch, CTranslate2 for production, or auto: the quickest for this model on this machine
     engine: Literal["torch", "ctranslate2", "auto"] = "torch"
-    precision: Literal["fp32", "bf16", "int8"] = "fp32"  # of matrix products; no int8 with torch
+    precision: Literal["fp32", "bf16", "int8"] = "fp32"  # of matrix products; torch has no int8
     device: str = "auto"  # cpu, cuda, cuda:1, mps …; auto: the first available of cuda, mps, cpu
 
 # %% ../notebooks/79_options.ipynb #op000013
@@ -132,15 +133,15 @@ class Prepare:
     folder: Positional[Path]  # new folder for tokenizer and encoded pairs
     vocab_size: int  # pieces of the vocabulary: 37000 and 32000 in the paper
     model: Literal["bpe", "wordpiece", "sentencepiece"] = "bpe"  # how pieces are learnt
-    source_language: str | None = None  # English, or the corpus's first
-    target_language: str | None = None  # German, or the corpus's second
-    share: float = 1.0  # of the pairs from which the vocabulary is learnt
-    max_length: int = 250  # most words, and later most tokens, of a sentence
+    source_language: str | None = None  # by default English, or the corpus's first language
+    target_language: str | None = None  # by default German, or the corpus's second language
+    share: float = 1.0  # share of the pairs, drawn at random, from which the vocabulary is learnt
+    max_length: int = 250  # maximum number of words, and then of tokens, in a sentence
     max_ratio: float = 3.0  # largest ratio of the lengths of source and target
-    seed: int = 0  # of the random choice of that share
+    seed: int = 0  # seed of the random choices
     # normalization of the text; saved with the tokenizer, and undone in the output
     normalize: tuple[Literal["lowercase", "punctuation", "moses"], ...] = ()
-    copies: int = 0  # of each pair, segmented anew by BPE-dropout; 0: one, without dropout
+    copies: int = 0  # copies of each pair, each segmented anew by BPE-dropout; 0: no BPE-dropout
 
 # %% ../notebooks/79_options.ipynb #op0look1
 @dataclass
@@ -160,9 +161,9 @@ class Looking:
 class Clean:
     """Count the pairs of two parallel files that cleaning would leave out."""
 
-    source: Positional[Path]  # text, one sentence a line; .gz and .xz will do
+    source: Positional[Path]  # text, one sentence per line; may be compressed (.gz, .xz)
     target: Positional[Path]  # its translation, line by line
-    max_length: int = 250  # most words of a sentence
+    max_length: int = 250  # maximum number of words in a sentence
     max_ratio: float = 3.0  # largest ratio of the lengths of source and target
     out: Path | None = None  # JSON file to write; without it the result is printed
 
@@ -178,9 +179,9 @@ class Scoring:
     beam: int = 1  # beam size; 1 is greedy decoding
     alpha: float = 0.6  # length penalty of the beam
     engine: Literal["torch", "ctranslate2", "auto"] = "torch"  # as for translate
-    precision: Literal["fp32", "bf16", "int8"] = "fp32"  # of matrix products; no int8 with torch
+    precision: Literal["fp32", "bf16", "int8"] = "fp32"  # of matrix products; torch has no int8
     moses: bool = False  # the corpus is in Moses tokens: detokenize before scoring
-    references: str | None = None  # corpus with the plain references, if another
+    references: str | None = None  # corpus with the plain references, if it is another one
     data: str | None = None  # description of the split; by default corpus and split
     command: str | None = None  # command to record, if it is more than this line
 
@@ -193,28 +194,28 @@ class Export:
     # folder that `annotated train` saved; the book's own model if not given
     model: Positional[Path | None] = None
     ctranslate2: Path | None = None  # also make this new folder for CTranslate2
-    # of the weights for CTranslate2; float32 if not given
+    # number format of the weights for CTranslate2; float32 if not given
     quantization: Literal["int8", "int16", "bfloat16", "float16"] | None = None
     # for the model card: what it was trained on; the corpus named in the checkpoint if not given
     data: str | None = None
     scores: Path | None = None  # for the model card: the JSON report of its scores
     check: Path | None = None  # compare outputs on the sentences of this file, one per line
-    limit: int = 1000  # most sentences to compare
-    report: Path | None = None  # write what was compared as JSON
+    limit: int = 1000  # maximum number of sentences to compare
+    report: Path | None = None  # JSON file for the result of the comparison
     # the reverse: convert this Hugging Face folder to a checkpoint in --out
     back: Path | None = None
 
 # %% ../notebooks/79_options.ipynb #op000019
 @dataclass
 class Parse:
-    """Train a Transformer to parse, unless it is there already, and score it by brackets."""
+    """Train a Transformer to parse, unless it exists already, and score its brackets."""
 
     # toy, gum, craft, or a folder with train.trees, dev.trees and test.trees
     treebank: Positional[str]
     out: Path  # folder for the model; its checkpoints lie beside it
     results: Path | None = None  # JSON file for the scores, which are printed as well
     trees: Path | None = None  # file for the parsed sentences, in brackets, one per line
-    # sizes and schedule to start from: the treebank's own, gum for a folder
+    # sizes and schedule that other flags override; by default the treebank's own, gum for a folder
     preset: Literal["toy", "gum", "craft"] | None = None
     # copies of the training set; in all except the first, rare words are hidden at random
     copies: int | None = None
@@ -228,8 +229,8 @@ class Parse:
     # validation loss
     average: int = 5
     beam: int = 21  # beam size, as in the paper
-    alpha: float = 0.3  # length penalty, the paper's
-    extra: int = 300  # most symbols beyond the length of the input, the paper's
+    alpha: float = 0.3  # length penalty, as in the paper
+    extra: int = 300  # maximum number of symbols beyond the input's length, as in the paper
     split: Literal["valid", "test"] = "test"  # to score; valid is for choosing among recipes
     sentences: int | None = None  # score only the first N sentences
     beam_sentences: int | None = None  # use the beam only for the first N of them
@@ -243,8 +244,8 @@ class Vary:
     corpus: Positional[str]  # multi30k, toy, or another name or folder
     out: Path  # file of results, one line per run; finished runs are not repeated
     work: Path = Path("_build/variations")  # folder for checkpoints and logs
-    # sizes and updates; the corpus's own, or multi30k's; toy-long trains until base has learned,
-    # multi30k-long until base translates, toy-few as long as toy-long on 2,000 pairs
+    # sizes and updates; by default the corpus's own, or multi30k's; toy-long trains until base has
+    # learned, multi30k-long until base translates, toy-few as long as toy-long on 2,000 pairs
     scale: Literal["multi30k", "multi30k-long", "toy", "toy-long", "toy-few"] | None = None
     rows: list[str] | None = None  # names of rows; by default all
     seeds: int = 3  # runs of each row

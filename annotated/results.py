@@ -32,9 +32,9 @@ def describe_machine(device="cpu"):
 # %% ../notebooks/81_results.ipynb #6b14d427
 @contextlib.contextmanager
 def counting_seconds(folder):
-    """Yield a function: the seconds so far, with those of a run's earlier starts.
+    """Yield a function that returns the seconds so far, those of a run's earlier starts included.
 
-    folder: of the run, which keeps them in seconds.json; None keeps none.
+    folder: the run's folder, which keeps them in seconds.json; None keeps none.
     """
     path = folder and Path(folder) / "seconds.json"
     before = (json.loads(path.read_text(encoding="utf-8")) if path and path.exists() else
@@ -70,7 +70,7 @@ def read_json_lines(path):
 
 
 def add_json_line(path, value, key):
-    """Add a dict to a file of JSON lines, in place of one that is equal in all names of `key`.
+    """Add a dict to a file of JSON lines, replacing one that has the same values of `key`.
 
     Several processes may do so at once.
     """
@@ -93,7 +93,7 @@ def read_json(path):
 
 # %% ../notebooks/81_results.ipynb #1b78f6e8
 def provenance():
-    """What a result says of the code that made it: {"revision": commit or None, "date": today}."""
+    """What a result records about its code: {"revision": commit or None, "date": today}."""
     revision = None
     if (CHECKOUT / ".git").exists():
         command = ["git", "rev-parse", "HEAD"]
@@ -104,5 +104,5 @@ def provenance():
 
 # %% ../notebooks/81_results.ipynb #924269f8
 def made_at(facts):
-    """A few words on the code of a result: its short revision."""
+    """The words "made at" and the short revision of a result's code."""
     return f"made at {(facts['revision'] or '')[:7] or 'an unknown revision'}"

@@ -22,7 +22,7 @@ from annotated.translation.search import check_beam, encode_texts, search
 
 # %% ../notebooks/72_views.ipynb #vw000008
 def _close(views):
-    """Let matplotlib forget the figures among some charts."""
+    """Close the matplotlib figures among some charts."""
     import matplotlib.pyplot as plt
 
     for chart in views.values():
@@ -57,7 +57,7 @@ class Look:
         return views
 
     def save(self, path):
-        """Write one HTML page with all charts, which stands alone and needs no network."""
+        """Write one self-contained HTML page with all charts, which needs no network."""
         views = self.charts()
         write_text(path, chart_page(views, f"{self.sentence} → {self.translation}"))
         _close(views)
@@ -81,7 +81,7 @@ def look(sentence, saved=None, beam=4, alpha=0.6):
     check_beam(beam, alpha)
     saved = saved or book_model()
     model, tokenizer, device = saved.model, saved.tokenizer, next(saved.model.parameters()).device
-    (source,) = encode_texts([sentence], tokenizer, saved.info.get("source_language", "en"))
+    (source,) = encode_texts([sentence], tokenizer, saved.languages[0])
     if not source:
         raise ValueError("the sentence is blank: give one with a word to look at")
     (ids,) = search(model, [source], beam, alpha)

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -198,12 +199,13 @@ def try_settings(cell, entrant, group, options):
     """{setting: tokens per second} of the best of a few visits each; empty if the system fails.
 
     The best, since a visit that something else disturbed must not decide. A setting that is far
-    behind gets no second visit.
+    behind gets no second visit, nor need the only one have it.
     """
     key, request, tried = group.key(cell, entrant), request_of(cell, entrant, options.tokens), {}
-    for setting in work.settings(cell, options.threads, entrant.system):
+    settings = work.settings(cell, options.threads, entrant.system)
+    for setting in settings:
         rates, end = [], time.monotonic() + options.effort
-        while len(rates) < 2 or time.monotonic() < end and len(rates) < 7:
+        while len(rates) < min(2, len(settings)) or time.monotonic() < end and len(rates) < 7:
             reply = None if key in group.failed else group.visit(key, not rates, request, setting)
             if reply is None:
                 return {}
@@ -219,7 +221,7 @@ def run_cell(cell, group, watch, options):
 
     Its figures as a dictionary.
     """
-    by_name, shares, peaks = {str(entrant): entrant for entrant in cell.entrants}, [], {}
+    by_name, shares, firsts = {str(entrant): entrant for entrant in cell.entrants}, [], {}
     tried = {name: try_settings(cell, entrant, group, options) for name, entrant in by_name.items()}
     best = {name: max(found, key=found.get) for name, found in tried.items() if found}
 
@@ -227,10 +229,10 @@ def run_cell(cell, group, watch, options):
         key = group.key(cell, by_name[name])
         if key in group.failed:
             return None
-        reply = group.visit(key, name not in peaks, request_of(cell, by_name[name], options.tokens),
-                            best[name])
+        reply = group.visit(key, name not in firsts,
+                            request_of(cell, by_name[name], options.tokens), best[name])
         if reply:
-            peaks.setdefault(name, reply.get("peak"))
+            firsts.setdefault(name, reply)
         return reply
 
     def undisturbed():
@@ -255,7 +257,8 @@ def run_cell(cell, group, watch, options):
             row |= {"setting": best[name],
                     "tried": [[*setting, round(rate, 1)] for setting, rate in tried[name].items()],
                     "seconds": [round(one["seconds"], 6) for one in visits[name]],
-                    "tokens": visits[name][0]["tokens"], "peak": peaks[name], **group.facts[key]}
+                    "tokens": visits[name][0]["tokens"], "peak": firsts[name].get("peak"),
+                    "waits": firsts[name].get("waits"), **group.facts[key]}
         entrants.append(row)
     # of the rounds that were kept
     shares = [(s, f) for s, f in shares if options.busy_anyway or f <= FOREIGN]
@@ -281,15 +284,15 @@ def by_hand(cell, entrant, options):
 
 def chosen_cells(options):
     """The cells of this run, in groups."""
-    cells = [cell for cell in work.cells(options.device, options.compile or options.device
-                                         == "cuda") if re.search(options.only, cell.name)]
-    if options.systems:
-        kept = []
-        for cell in cells:
-            entrants = tuple(entrant for entrant in cell.entrants
-                             if entrant.system.split(",")[0] in options.systems)
-            kept += [replace(cell, entrants=entrants)] if entrants else []
-        cells = kept
+    compiled = options.device == "cuda" if options.compile is None else options.compile
+    cells = []
+    for cell in work.cells(options.device, compiled):
+        entrants = tuple(entrant for entrant in cell.entrants
+                         if options.precision in (None, entrant.precision) and (
+                             not options.systems
+                             or entrant.system.split(",")[0] in options.systems))
+        if entrants and re.search(options.only, cell.name):
+            cells.append(replace(cell, entrants=entrants))
     if options.against:
         ours = [[entrant for entrant in cell.entrants if entrant.system.startswith("annotated")]
                 for cell in cells]
@@ -314,7 +317,8 @@ def parse(arguments):
     add("--only", default="", metavar="REGEX", help="cells whose name this matches")
     add("--systems", type=lambda text: text.split(","),
         help="of these systems only, with commas between them")
-    add("--compile", action="store_true",
+    add("--precision", choices=["fp32", "bf16", "int8"], help="in this precision only")
+    add("--compile", action=argparse.BooleanOptionalAction,
         help="training also by torch.compile, as on a GPU: minutes more for each system")
     add("--against", metavar="REVISION",
         help="race our own code here against that of a revision, and nothing else")
@@ -332,7 +336,8 @@ def place(results, options, folder=RUNS):
     """The file that a run goes to: a whole one among those kept, named by its number, its machine
     and its revision.
     """
-    if options.only or options.systems or options.against or options.effort < 1:
+    if (options.only or options.systems or options.precision or options.against
+            or options.effort < 1):
         return BUILD / "part.json"
     words = f"{report.machine_name(results['machine'])} {(results['revision'] or 'unknown')[:7]}"
     number = 1 + max((int(path.name.split("-")[0]) for path in folder.glob("[0-9]*-*.json")),
@@ -345,7 +350,10 @@ def race(options, results, watch, workers, start):
 
     `workers` holds the processes that are there.
     """
-    measure = workers["rates"]
+    from annotated.files import write_json
+
+    measure, so_far = workers["rates"], options.out or BUILD / "so_far.json"
+    so_far.parent.mkdir(parents=True, exist_ok=True)
     for cells in chosen_cells(options):
         results["rates"].append(measure.ask(do="rates", threads=options.threads))
         settle(measure.process.pid)
@@ -360,9 +368,8 @@ def race(options, results, watch, workers, start):
             peer = report.best_of(found, ["ctranslate2"])
             if peer and (cell.task, cell.size, cell.batch) in BY_HAND:
                 found["by_hand"] = by_hand(cell, peer, options)
+            write_json(so_far, results)  # for --report, if the run comes to no end
         group.close()
-        # for --report, if the run comes to no end
-        (BUILD / "so_far.json").write_text(json.dumps(results) + "\n")
 
 
 def main(arguments=None):
@@ -396,8 +403,10 @@ def main(arguments=None):
                "machine": machine_facts(options), "busy_anyway": options.busy_anyway,
                "metric": "seconds of wall clock a visit, all visits; tokens are "
                "real target tokens (training), written tokens of the best hypothesis "
-               "(decoding); peak: bytes resident; setting: workers and threads of each, the "
-               "quickest of those tried, each with the tokens per second of a few visits",
+               "(decoding); peak: bytes resident; waits: of the host for a GPU, in a step (three "
+               "of ours and two of a peer's are this harness's) or a batch; setting: workers and "
+               "threads of each, the quickest of those tried, each with the tokens per second of a "
+               "few visits",
                "data": f"random ids; {options.tokens} target tokens a batch; decoding "
                f" {work.WRITTEN} tokens from {work.SOURCE}", "seed": 0, "rates": [], "cells": []}
     from annotated.results import provenance
@@ -419,7 +428,8 @@ def main(arguments=None):
     text = report.tables(results)
     (BUILD / "tables.md").write_text(text + "\n")
     print("\n" + text)
-    print(f"\n{out}, and pictures: {', '.join(str(path) for path in report.draw(results, BUILD))}")
+    drawn = report.draw(results, BUILD) if find_spec("matplotlib") else ["none without matplotlib"]
+    print(f"\n{out}, and pictures: {', '.join(map(str, drawn))}")
     return 0
 
 

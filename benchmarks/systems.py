@@ -101,12 +101,13 @@ class Annotated(System):
 
         self.configs = {precision: TrainingConfig(precision=precision, max_tokens=100_000)
                         for precision in DTYPES}
-        self.run, self.network = start_run(prepare(self.model), self.configs["fp32"], ()), None
+        self.run = start_run(prepare(self.model), self.configs["fp32"], ())
         return self.run.optimizer
 
     def compile(self):
-        """As `annotated train` does."""
-        self.network = torch.compile(self.model.hidden, dynamic=True)
+        """Layer by layer, as `annotated train` does."""
+        for layer in (*self.model.encoder.layers, *self.model.decoder.layers):
+            layer.forward = torch.compile(layer.forward, dynamic=True)
 
     def train_step(self, batch, precision):
         """What `annotated.training.loop.train` does for each batch."""
@@ -117,8 +118,7 @@ class Annotated(System):
         criterion = ChunkedLoss(0.1, PAD, reduction="sum")
         self.run.optimizer.zero_grad()
         batch = Batch(*batch)
-        loss = forward_backward(self.model, [batch], batch.tokens, criterion, precision,
-                                self.network).item()
+        loss = forward_backward(self.model, [batch], batch.tokens, criterion, precision).item()
         update_weights(self.model, self.run.optimizer)
         self.run.schedule.step()
         return loss

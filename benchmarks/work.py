@@ -31,7 +31,8 @@ class Size:
                          + 2 * d * f), self.N * (8 * d * d + 2 * d * f), d * self.vocab_size
 
 
-SIZES = {"base": Size(6, 512, 2048, 8, 37_000), "tiny": Size(4, 128, 256, 4, 8000)}
+SIZES = {"base": Size(6, 512, 2048, 8, 37_000), "big": Size(6, 1024, 4096, 16, 37_000),
+         "tiny": Size(4, 128, 256, 4, 8000)}
 
 
 def equal_lengths(tokens=TOKENS, length=32):
@@ -150,11 +151,12 @@ def _each(systems, *precisions):
 
 
 def _training(size, device, compiled):
-    base, often = size == "base", 8 if device == "cuda" else 1  # a GPU's steps are short
-    for precision in ("fp32", "bf16"):
+    often = 8 if device == "cuda" else 1  # a GPU's steps are short
+    for precision in ("bf16", "fp32"):
         systems = TRAINERS + (COMPILED if compiled else ())
-        yield Cell("train", size, _each(systems, precision), units=(1 if base else 4) * often,
-                   seconds=50 if base else 15)
+        yield Cell("train", size, _each(systems, precision),
+                   units={"base": often, "big": 2, "tiny": 4 * often}[size],
+                   seconds=15 if size == "tiny" else 50)
 
 
 def _decoding(size, task, batch):
@@ -166,8 +168,12 @@ def _decoding(size, task, batch):
 
 
 def cells(device="cpu", compiled=False):
-    """All cells of a run in order; `compiled`: every system trains by `torch.compile` as well."""
-    found = [cell for size in ("base", "tiny") for cell in _training(size, device, compiled)]
+    """All cells of a run in order; `compiled`: every system trains by `torch.compile` as well.
+
+    The big model is for GPUs alone.
+    """
+    sizes = ("base", "big", "tiny") if device == "cuda" else ("base", "tiny")
+    found = [cell for size in sizes for cell in _training(size, device, compiled)]
     return found + [_decoding(size, task, batch) for size in ("base", "tiny")
                     for task in ("greedy", "beam") for batch in (1, 32)]
 

@@ -80,6 +80,21 @@ def again(function, device):
     return often, 20
 
 
+@contextmanager
+def counting_waits(device):
+    """Yields a list that grows by one whenever the host waits for a GPU, as far as PyTorch notices:
+    not for an event that was recorded, and not for a copy that the driver does step by step.
+    """
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("ignore")
+        warnings.filterwarnings("always", "called a synchronizing CUDA operation")
+        if device == "cuda":
+            torch.cuda.set_sync_debug_mode("warn")
+        yield found
+        if device == "cuda":
+            torch.cuda.set_sync_debug_mode("default")
+
+
 def machine_rates(device):
     """What this machine can do: operations a second of matrix products of the model's shapes, bytes
     a second read, µs per call.
@@ -155,7 +170,8 @@ class Bench:
     def visit(self, kind, precision, setting, first=False, trim=False, **options):
         """Do a cell's work once and time it.
 
-        `first`: after something untimed, and the peak of memory is looked at.
+        `first`: after something untimed, in which the waits of the host for a GPU are counted, and
+        the peak of memory is looked at.
         """
         function = getattr(self, f"_{kind}")
         result = {}
@@ -163,7 +179,10 @@ class Bench:
         if first or trim:
             known = self.give_back()
             for _ in range(2 if kind == "train" else 1):  # the second step, too, takes memory anew
-                function(precision, **self.shorter(options))
+                with counting_waits(self.device) as found:
+                    function(precision, **self.shorter(options))
+            if first:
+                result["waits"] = len(found) / self.shorter(options)["units"]
         with measured(self.device, result):
             result["tokens"] = function(precision, **options)
         if first:
@@ -173,17 +192,31 @@ class Bench:
             self.give_back()
         return result
 
-    def profile(self, precision, setting, steps=3):
-        """Seconds of a training step by operation, each without those that it calls: {name:
-        seconds}; after six steps untimed.
+    def profile(self, precision, setting, steps=3, tokens=work.TOKENS):
+        """What a training step is made of, after six untimed: its seconds on the clock, of the host
+        by operation (each without those that it calls) and of a GPU by kernel, and how often it
+        attends and calls the driver: {"seconds", "operations", "kernels", "calls"}.
         """
+        from torch.autograd import DeviceType
         from torch.profiler import ProfilerActivity, profile
 
+        watched, result = [ProfilerActivity.CPU], {}
+        if self.device == "cuda":
+            watched.append(ProfilerActivity.CUDA)
         self.system.arrange(*setting)
-        self._train(precision, 6)
-        with profile(activities=[ProfilerActivity.CPU]) as kept:
-            self._train(precision, steps)
-        return {row.key: row.self_cpu_time_total / 1e6 / steps for row in kept.key_averages()}
+        self._train(precision, 6, tokens)
+        self._batches(steps, tokens)
+        with profile(activities=watched) as kept, measured(self.device, result):
+            self._train(precision, steps, tokens)
+        rows = kept.key_averages()
+        host = [row for row in rows if row.device_type == DeviceType.CPU]
+        kernels = [row for row in rows if row.device_type != DeviceType.CPU
+                   and not row.is_user_annotation]  # spans of kernels that have rows of their own
+        return {"seconds": result["seconds"] / steps,
+                "operations": {row.key: row.self_cpu_time_total / 1e6 / steps for row in host},
+                "kernels": {row.key: row.self_device_time_total / 1e6 / steps for row in kernels},
+                "calls": {row.key: row.count / steps for row in host
+                          if row.key.startswith("cu") or "dot_product" in row.key}}
 
     def give_back(self):
         """Give back memory that is free, and begin a new peak; whether there is a peak to be
@@ -240,6 +273,8 @@ class Bench:
 def main():
     """Keep standard output for replies; whatever libraries print goes to standard error."""
     warnings.filterwarnings("ignore")
+    if sys.argv[2:] == ["cuda"]:
+        torch.set_float32_matmul_precision("high")  # fp32 is TF32 for all, as in `train`
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     serve(Bench(*sys.argv[1:]).handle, sys.stdin, replies)

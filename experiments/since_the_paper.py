@@ -15,7 +15,7 @@ import sacrebleu
 import torch
 from lengths import length_buckets
 
-from annotated.data.batches import pad, pair_lengths, token_batches
+from annotated.data.batches import as_arrays, pad, token_batches
 from annotated.data.corpora import load_corpus
 from annotated.data.tokenizers import END, WordTokenizer
 from annotated.fast.prepare import keep_memory
@@ -55,7 +55,7 @@ def task(longest=LONGEST, sentences=SENTENCES):
 def score(model, tokenizer, pairs, write):
     """Loss without smoothing and BLEU of greedy output on pairs of strings."""
     ids, outputs = encode_pairs(pairs, tokenizer), [""] * len(pairs)
-    for rows in token_batches(pair_lengths(ids), 2048, order="sorted"):
+    for rows in token_batches(as_arrays(ids).lengths, 2048, order="sorted"):
         written = write(model, pad([[*ids[i][0], END] for i in rows]), extra=5)
         for i, tokens in zip(rows, written, strict=True):
             outputs[i] = tokenizer.decode(tokens)

@@ -73,9 +73,6 @@ from torch.utils.weak import WeakIdKeyDictionary  # noqa: E402
 
 from annotated.fast import prepare  # noqa: E402
 from annotated.fast.chunked_loss import ChunkedLoss  # noqa: E402
-from annotated.model import transformer  # noqa: E402
-from annotated.model.masking import causal_mask  # noqa: E402
-from annotated.model.positional import PositionalEncoding, sinusoidal_encoding  # noqa: E402
 from annotated.model.transformer import Transformer, TransformerConfig  # noqa: E402
 from annotated.results import provenance  # noqa: E402
 from annotated.training import loop  # noqa: E402
@@ -89,7 +86,6 @@ PACKAGE = str(ROOT / "annotated") + os.sep
 NO_KERNEL = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty,
              aten.new_empty_strided, aten._unsafe_view, aten.lift_fresh, aten._local_scalar_dense,
              aten.set_, aten.resize_, aten._reshape_alias}
-COPIES = {aten._to_copy, aten.copy_}
 LENGTH = 125  # tokens of each sentence, its end counted
 SMALL = dict(N=1, d_model=64, d_ff=128, h=4)
 
@@ -118,9 +114,8 @@ class Trace(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.phase, self.step = "steps", 1
+        self.phase, self.step, self.from_all = "steps", 1, WeakIdKeyDictionary()
         self.launches, self.waits = defaultdict(Counter), defaultdict(list)
-        self.known, self.from_all = WeakIdKeyDictionary(), WeakIdKeyDictionary()
 
     def during(self, phase, function):
         """The function, with all that it does counted in a phase of its own."""
@@ -142,8 +137,6 @@ class Trace(TorchDispatchMode):
 
     def answer(self, x):
         """Numbers for a tensor without data, as Python has them."""
-        if x in self.known:
-            return self.known[x].tolist()
         value = (x not in self.from_all if x.dtype == torch.bool else 0.0 if x.is_floating_point()
                  else 4)
         for size in reversed(x.shape):
@@ -156,38 +149,24 @@ class Trace(TorchDispatchMode):
             self.wait()
         return self.answer(x)
 
-    def chosen(self, mask):
-        """In place of `mask.nonzero()`, a column for each axis: as many places as there can be."""
-        return torch.empty((mask.numel(), mask.dim()), dtype=torch.int64, device=mask.device)
-
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs, packet = kwargs or {}, func.overloadpacket
         places = {x.device.type for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
-        waits = "cuda" in places and packet in (aten._local_scalar_dense, aten.nonzero,
-                                                aten.masked_select)
-        if packet in (aten.index, aten.index_put, aten.index_put_):
-            masks = [each is not None and each.dtype == torch.bool for each in args[1]]
-            if any(masks):
-                # it becomes a masked_fill
-                fills = packet is not aten.index and len(args[1]) == 1 and args[2].numel() == 1
-                waits = "cuda" in places and not fills
-                args = (args[0], [part for each, is_mask in zip(args[1], masks, strict=True)
-                                  for part in (self.chosen(each).unbind(1) if is_mask else [each])],
-                        *args[2:])
+        waits = "cuda" in places and packet in (aten._local_scalar_dense, aten.nonzero)
         if packet is aten._local_scalar_dense:
             out = self.answer(args[0])
-        elif packet is aten.nonzero:
-            out = self.chosen(args[0])
-        elif packet is aten.masked_select:
-            out = args[0].new_empty(args[0].numel())
+        elif packet is aten.nonzero:  # as many places as there can be, a column for each axis
+            mask = args[0]
+            out = mask.new_empty((mask.numel(), mask.dim()), dtype=torch.int64)
         else:
             out = func(*args, **kwargs)
-        if packet in COPIES:
+        if packet in (aten._to_copy, aten.copy_):
             waits = ({"cpu", "cuda"} == places | {out.device.type}
                      and not self.goes_by_itself(packet, args, kwargs))
         if waits:
             self.wait()
-        self.remember(func, packet, args, out)
+        if packet is aten.all:
+            self.from_all[out] = True
         places |= {x.device.type for x in tree_leaves(out) if isinstance(x, torch.Tensor)}
         launches = func.namespace == "aten" and not func.is_view and packet not in NO_KERNEL
         if "cuda" in places and launches:
@@ -203,35 +182,16 @@ class Trace(TorchDispatchMode):
         return requested and (source.is_cuda or getattr(source if source._base is None
                                                         else source._base, "pinned", False))
 
-    def remember(self, func, packet, args, out):
-        """Which tensors hold numbers that the host wrote down, wherever they were copied to, and
-        which truths come from `all`.
-        """
-        if packet is aten.lift_fresh and out.numel() <= 16:  # from Python's numbers
-            self.known[out] = args[0]
-        elif packet is aten._to_copy and args[0] in self.known:
-            self.known[out] = self.known[args[0]].to(out.dtype)
-        elif packet is aten.all:
-            self.from_all[out] = True
-        elif func.namespace == "aten" and func._schema.is_mutable and args[0] in self.known:
-            del self.known[args[0]]
-
     def report(self):
-        """{what: figures}: waits and launches of each whole step, lines that waited, …
-
-        The last step's operations; for each other phase its waits and launches.
+        """{what: figures}: waits and launches of each whole step, lines that waited, operations of
+        the last step.
         """
         steps = [("steps", number) for number in range(1, self.step)]
         last = self.launches[steps[-1]] if steps else Counter()
-        result = {"waits": [len(self.waits[step]) for step in steps],
-                  "launches": [self.launches[step].total() for step in steps],
-                  "lines": dict(Counter(where for step in steps for where in self.waits[step])),
-                  "operations": dict(last.most_common())}
-        for phase in sorted({phase for phase, _ in [*self.launches, *self.waits]} - {"steps"}):
-            waits = sum(len(lines) for (name, _), lines in self.waits.items() if name == phase)
-            launches = sum(n.total() for (name, _), n in self.launches.items() if name == phase)
-            result[phase] = {"waits": waits, "launches": launches}
-        return result
+        return {"waits": [len(self.waits[step]) for step in steps],
+                "launches": [self.launches[step].total() for step in steps],
+                "lines": dict(Counter(where for step in steps for where in self.waits[step])),
+                "operations": dict(last.most_common())}
 
 
 class SteadyReducer:
@@ -288,6 +248,7 @@ def cuda(ranks=1):
         "torch.Tensor.pin_memory": pin_memory,
         "torch._subclasses.fake_tensor.FakeTensor.tolist": lambda x: trace.tolist(x),
         "torch.nn.parallel.DistributedDataParallel.__init__": unsynced,
+        "annotated.training.loop.sum_over_ranks": lambda *numbers, **_: numbers,
         "annotated.training.loop.rehearse": trace.during("rehearsal", loop.rehearse),
         "annotated.training.loop.validation_loss":
             trace.during("validation", loop.validation_loss)}
@@ -338,32 +299,6 @@ def trace_greedy(precision=None):
     return trace.report()
 
 
-def doubting(self, hidden, weight, target):
-    """A loss that looks at its batch before it begins."""
-    return self(hidden @ weight.T, target) if bool((target != self.pad_id).any()) else 0.0
-
-
-def positions_on_the_processor(self, x, start=0):
-    return self.dropout(x + sinusoidal_encoding(x.size(1), self.d_model, start))
-
-
-FAULTS = {
-    "a causal mask made on the processor":
-        (transformer, "causal_mask", lambda length, device=None: causal_mask(length)),
-    "positions left on the processor":
-        (PositionalEncoding, "forward", positions_on_the_processor),
-    "a bool() in the loss": (LabelSmoothingLoss, "of_hidden", doubting)}
-
-
-def trace_fault(fault):
-    """The trace of the plain model's training with a fault planted, or the error it ends in."""
-    try:
-        with mock.patch.object(*fault):
-            return trace_training(prepared=False, steps=1)
-    except RuntimeError as error:
-        return {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
-
-
 def probe(code):
     """[waits, launches] of one line of code, in which x is (4, 3)."""
     with cuda() as trace:
@@ -385,15 +320,14 @@ def all_traces():
     return {
         LARGE: trace_training({}, precision="bf16", steps=2),
         FOLLOWED: trace_training(positions=25_000, precision="bf16", steps=34),
-        "prepared, fp32, 25,000 positions, accumulation of 2":
-            trace_training(positions=25_000, accumulate=2),
+        "prepared, fp32, 25,000 positions, accumulation of 2, clipped":
+            trace_training(positions=25_000, accumulate=2, clip=1.0),
         "prepared, bf16, rank 3 of 8, 3,125 positions, accumulation of 2":
             trace_training(ranks=8, precision="bf16", accumulate=2),
         "plain, fp32, 3,125 positions": trace_training(prepared=False),
         "plain, bf16, 3,125 positions, accumulation of 2":
             trace_training(prepared=False, precision="bf16", accumulate=2),
-        "greedy, plain": trace_greedy(), "greedy, prepared, bf16": trace_greedy("bf16"),
-        **{fault: trace_fault(where) for fault, where in FAULTS.items()}}
+        "greedy, plain": trace_greedy(), "greedy, prepared, bf16": trace_greedy("bf16")}
 
 
 def store(path, when, traces):

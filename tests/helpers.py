@@ -21,7 +21,7 @@ EXACT = {"rtol": 0, "atol": 1e-9}
 PAIRS = [("a dog sleeps", "ein Hund schläft"), ("the dog sees a cat", "der Hund sieht eine Katze")]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def one_thread():
     """Weights are equal bit for bit only for a fixed number of threads."""
     threads = torch.get_num_threads()
@@ -46,6 +46,14 @@ def random_model(vocab_size=12, seed=0, **sizes):
     torch.manual_seed(seed)
     sizes = {"N": 1, "d_model": 16, "d_ff": 32, "h": 2, "dropout": 0.0, **sizes}
     return Transformer(TransformerConfig(vocab_size, **sizes))
+
+
+def disturbed(model, vectors=0.3, matrices=0.0):
+    """A model whose norms and biases are random as well: new ones hide a wrong place."""
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight) * (vectors if weight.dim() == 1 else matrices))
+    return model.eval()
 
 
 def state(model):

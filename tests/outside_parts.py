@@ -1,24 +1,21 @@
 """Ten changes from outside the package, as a user would write them; `--plugin outside_parts`."""
 
-import base64
-import io
 import math
+from collections import Counter
 from dataclasses import dataclass
 
-import sentencepiece
 import torch
 from matplotlib import pyplot as plt
 from torch import nn
 
+from annotated import Corpus, LabelSmoothingLoss, Transformer
 from annotated.cli import COMMANDS
-from annotated.data.corpora import Corpus
-from annotated.data.tokenizers import END, PAD, SPECIAL_PIECES, TOKENIZERS, Tokenizer
+from annotated.data.base_tokenizer import END, PAD, SPECIAL_PIECES, UNKNOWN, Tokenizer
+from annotated.data.tokenizers import TOKENIZERS
 from annotated.model.attention import DotProductAttention
 from annotated.model.feed_forward import PositionwiseFeedForward
-from annotated.model.transformer import Transformer
 from annotated.options import read_options
 from annotated.training.builders import BUILDERS
-from annotated.training.label_smoothing import LabelSmoothingLoss
 from annotated.training.schedule import SCHEDULES
 from annotated.translation.search import generate
 
@@ -80,43 +77,34 @@ def with_rotary(config):
 
 BUILDERS.update(gelu=with_gelu, rms_norm=with_rms_norm, rotary=with_rotary)
 
-# 4. A tokenizer: SentencePiece once more, its ids moved up by the four special ones
+# 4. A tokenizer: an id for each letter
 
 
-class SentencePieceTokenizer(Tokenizer):
-    def __init__(self, model):
-        self.model, self.library = model, sentencepiece.SentencePieceProcessor(model_proto=model)
-        pieces = map(self.library.id_to_piece, range(1, len(self.library)))
-        self.table = [*SPECIAL_PIECES, *pieces]  # its id 0 is its own unknown
+class LetterTokenizer(Tokenizer):
+    def __init__(self, letters):
+        self.table = [*SPECIAL_PIECES, *letters]
 
     @classmethod
     def fit_corpus(cls, corpus, vocab_size, normalizer):
-        texts, model = [text for pair in corpus.train for text in pair], io.BytesIO()
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(texts), model_writer=model, hard_vocab_limit=False, bos_id=-1,
-            vocab_size=vocab_size - 3, eos_id=-1, minloglevel=2)
-        return cls(model.getvalue())
+        counts = Counter(letter for pair in corpus.train for text in pair for letter in text)
+        return cls([letter for letter, _ in counts.most_common(vocab_size - len(SPECIAL_PIECES))])
 
     def encode_batch(self, texts, language=None):
-        return [[index + 3 for index in ids] for ids in self.library.encode(list(texts))]
+        ids = {letter: index for index, letter in enumerate(self.table)}
+        return [[ids.get(letter, UNKNOWN) for letter in text] for text in texts]
 
     def decode(self, ids):
-        ids = list(map(int, ids))
-        ids = ids[:ids.index(END)] if END in ids else ids
-        return self.library.decode([index - 3 for index in ids if index > END])
-
-    def pieces(self, ids):
-        return [self.table[index] for index in ids]
+        return "".join(self.pieces(self.content_ids(ids)))
 
     def as_dict(self):
-        return {"kind": "pieces", "model": base64.b64encode(self.model).decode()}
+        return {"kind": "letters", "letters": self.table[len(SPECIAL_PIECES):]}
 
     @classmethod
     def from_dict(cls, data):
-        return cls(base64.b64decode(data["model"]))
+        return cls(data["letters"])
 
 
-TOKENIZERS["pieces"] = SentencePieceTokenizer
+TOKENIZERS["letters"] = LetterTokenizer
 
 # 5. A corpus
 

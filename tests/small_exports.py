@@ -4,7 +4,7 @@ import functools
 import shutil
 
 import torch
-from helpers import PAIRS, random_model
+from helpers import PAIRS, disturbed, random_model
 from torch.nn.functional import cross_entropy
 
 from annotated.data.batches import pad
@@ -19,12 +19,9 @@ TOKENIZERS = {"words": WORDS, "bpe": BPE,
 
 
 def small_model(seed=0, vocab_size=SIZE, dtype=torch.float32, **changes):
-    """A random model whose norms and biases are random as well: new ones hide a wrong place."""
-    model = random_model(vocab_size, seed, **{"N": 2, "d_ff": 20, "dropout": 0.1, **changes})
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(torch.randn_like(weight) * (0.5 if weight.dim() == 1 else 0.2))
-    return model.to(dtype).eval()
+    """A random model that is sure of what it says."""
+    sizes = {"N": 2, "d_ff": 20, "dropout": 0.1, **changes}
+    return disturbed(random_model(vocab_size, seed, **sizes), 0.5, 0.2).to(dtype)
 
 
 def random_batch(vocab_size, lengths, seed=0):

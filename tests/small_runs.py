@@ -1,11 +1,14 @@
 """What the tests of training share: a few pairs, a tiny model, configurations, runs in folders."""
 
+import hashlib
 import json
+import math
 import signal
 from dataclasses import replace
 
 from helpers import random_model
 
+from annotated.model.transformer import Transformer
 from annotated.training.checkpoints import MANIFEST, run_checkpoints
 from annotated.training.loop import TrainingConfig, train
 
@@ -17,6 +20,17 @@ LONG = replace(QUICK, steps=12, save_every=3, keep_last=2, accumulate=2)
 
 def tiny(seed=0, **changes):
     return random_model(16, seed, **changes)
+
+
+class Poisoned(Transformer):
+    """In training hidden vectors are NaN for a batch with the source token 9, after some calls."""
+
+    healthy = 1  # the rehearsal
+
+    def hidden(self, source, target):
+        self.healthy -= self.training
+        bad = self.training and self.healthy < 0 and (source == 9).any()
+        return super().hidden(source, target) * (math.nan if bad else 1)
 
 
 def digests(folder):
@@ -36,3 +50,11 @@ def interrupt(after, number=signal.SIGTERM):
     """A hook that sends a signal to this process at its forward pass number `after`."""
     calls = []
     return lambda *_: (calls.append(1), len(calls) == after and signal.raise_signal(number))[0]
+
+
+def forge(folder, name, data):
+    """Change a file of a checkpoint and its digest: what no manifest can notice."""
+    (folder / name).write_bytes(data)
+    manifest = json.loads((folder / MANIFEST).read_text())
+    manifest["files"][name] = hashlib.sha256(data).hexdigest()
+    (folder / MANIFEST).write_text(json.dumps(manifest))

@@ -20,12 +20,11 @@ LARGE, FOLLOWED = "base, prepared, bf16, 3,125 positions", "prepared, bf16, 25,0
 PROBES = {  # what one line costs on a GPU, where x is (4, 3): [waits, launches]
     "x + 1": [0, 1], "x.t()[1:].view(2, 4)": [0, 0], "x.t().reshape(12)": [0, 1],
     "torch.empty_like(x)": [0, 0], "x[:2] = 0.0": [0, 1], "x.sum().item()": [1, 1],
-    "bool((x > 0).all())": [1, 2], "x.tolist()": [1, 0], "x.nonzero()": [1, 1], "x[x > 0]": [1, 2],
-    "x[x > 0] = 0.0": [0, 2], "x.cpu()": [1, 1], "x.to('cpu', non_blocking=True)": [0, 1],
-    "torch.ones(3).to('cuda')": [1, 1], "torch.ones(3).to('cuda', non_blocking=True)": [1, 1],
+    "bool((x > 0).all())": [1, 2], "x.tolist()": [1, 0], "x.nonzero()": [1, 1],
+    "x.cpu()": [1, 1], "x.to('cpu', non_blocking=True)": [0, 1],
+    "torch.ones(3).to('cuda', non_blocking=True)": [1, 1],
     "torch.ones(3).pin_memory().to('cuda', non_blocking=True)": [0, 1],
-    "x.copy_(torch.ones(3))": [1, 1], "torch.tensor([1.0, 2.0], device='cuda')": [1, 1],
-    "torch.Event('cuda').synchronize()": [1, 0]}
+    "x.copy_(torch.ones(3))": [1, 1], "torch.Event('cuda').synchronize()": [1, 0]}
 
 
 @pytest.fixture(scope="module")
@@ -40,14 +39,13 @@ def traces():
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("code", PROBES)
-def test_a_line_is_counted_as_a_gpu_would_have_it(traces, code):
-    assert traces["probes"][code] == PROBES[code]
+def test_a_line_is_counted_as_a_gpu_would_have_it(traces):
+    assert traces["probes"] == PROBES
 
 
 def training(traces, kind):
     return {name: trace for name, trace in traces.items()
-            if "validation" in trace and kind in name.split(", ")}
+            if kind in name.split(", ") and not name.startswith("greedy")}
 
 
 @pytest.mark.parametrize("kind, runs, positions", [("prepared", 4, 0), ("plain", 2, 2)])
@@ -72,35 +70,13 @@ def test_a_step_of_the_base_model_launches_no_more_than_it_may(traces):
         assert operations[name] == operations[f"{name}_backward"] == layers
 
 
-def test_rehearsal_and_validation_are_traced_beside_the_steps(traces):
-    for trace in [*training(traces, "prepared").values(), *training(traces, "plain").values()]:
-        assert trace["rehearsal"]["launches"] > trace["validation"]["launches"] / 3 > 0
-        # steps are alike
-        assert all(abs(count - trace["launches"][-1]) < 5 for count in trace["launches"][1:])
-
-
 def test_greedy_decoding_waits_a_few_times_a_token(traces):
     for trace in (trace for name, trace in traces.items() if name.startswith("greedy")):
         first, *rest = trace["waits"]
         assert len(rest) == 3 and max(rest) <= TOKEN_WAITS, trace["lines"]
 
 
-@pytest.mark.parametrize("fault", ["a causal mask made on the processor",
-                                   "positions left on the processor"])
-def test_what_is_left_on_the_processor_is_an_error(traces, fault):
-    message = traces[fault]["error"]
-    assert message.startswith("FakeTensorDeviceMismatchError: ")
-    assert "cpu" in message and "cuda" in message
-
-
-def test_a_bool_in_the_loss_is_one_more_wait_in_its_line(traces):
-    plain, doubting = traces["plain, fp32, 3,125 positions"], traces["a bool() in the loss"]
-    assert doubting["waits"][0] == plain["waits"][0] + 1
-    (line,) = doubting["lines"].keys() - plain["lines"].keys()
-    assert "of_hidden(" in line
-
-
-def test_the_table_of_results_has_the_figures_of_the_file(traces):
+def test_the_table_of_results_has_the_figures_of_the_file():
     facts = json.loads((ROOT / "results" / "cuda_trace.json").read_text(encoding="utf-8"))
     table = (ROOT / "results" / "README.md").read_text(encoding="utf-8").splitlines()
     row = next(line for line in table if "./cuda_trace.json" in line)
@@ -109,4 +85,3 @@ def test_the_table_of_results_has_the_figures_of_the_file(traces):
         waits, launches = stored[FOLLOWED]["waits"], stored[LARGE]["launches"][-1]
         assert f"{when}: the host waits {sum(waits)} times in {len(waits)} steps" in row
         assert f"launches {launches:,} operations" in row
-        assert stored.keys() == traces.keys() - {"probes"}

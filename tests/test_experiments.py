@@ -19,12 +19,9 @@ import torch
 from helpers import ROOT, random_model
 from torch.nn import functional as F
 
+from annotated import LabelSmoothingLoss, SubwordTokenizer, WordTokenizer, prepare, save_checkpoint
 from annotated.data.corpora import Corpus, load_corpus
-from annotated.data.tokenizers import SubwordTokenizer, WordTokenizer
-from annotated.fast.prepare import prepare
 from annotated.options import train_options
-from annotated.training.checkpoints import save_checkpoint
-from annotated.training.label_smoothing import LabelSmoothingLoss
 from annotated.training.loop import encode_pairs
 
 

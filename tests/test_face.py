@@ -27,23 +27,23 @@ def test_each_name_is_that_of_the_module_which_defines_it(name):
 
 
 def test_type_checkers_see_the_same_names():
-    tree = ast.parse((ROOT / "annotated" / "__init__.py").read_text(encoding="utf-8"))
-    (block,) = [node for node in tree.body if isinstance(node, ast.If)
-                and ast.unparse(node.test) == "TYPE_CHECKING"]
-    seen = {alias.asname: node.module.removeprefix("annotated.") for node in block.body
-            for alias in node.names}
-    assert seen == annotated._HOMES and (ROOT / "annotated" / "py.typed").exists()
+    tree = ast.parse((ROOT / "annotated" / "__init__.pyi").read_text(encoding="utf-8"))
+    seen = [alias.asname for node in tree.body if isinstance(node, ast.ImportFrom)
+            for alias in node.names]  # `X as X` exports X
+    assert seen == NAMES and (ROOT / "annotated" / "py.typed").exists()
 
 
-def test_importing_loads_neither_torch_nor_any_module():
+def test_importing_loads_neither_torch_nor_any_module_and_a_star_all_names():
     code = ("import sys; import annotated; print(sorted(name for name in sys.modules if "
-            "name.startswith('annotated') or name == 'torch'))")
-    assert run_python(code, cwd=ROOT) == "['annotated']\n"
+            "name.startswith('annotated') or name == 'torch')); from annotated import *; "
+            "print(Transformer.__name__, load_corpus.__name__)")
+    assert run_python(code, cwd=ROOT) == "['annotated']\nTransformer load_corpus\n"
 
 
-def test_all_names_come_with_a_star():
-    code = "from annotated import *; print(Transformer.__name__, load_corpus.__name__)"
-    assert run_python(code, cwd=ROOT) == "Transformer load_corpus\n"
+def test_the_plain_model_loads_torch_and_no_other_large_package():
+    code = ("import sys, annotated.model.transformer; print(sorted({'torch', 'spacy', 'torchtext', "
+            "'altair', 'matplotlib'} & sys.modules.keys()))")
+    assert run_python(code, cwd=ROOT) == "['torch']\n"
 
 
 def test_the_book_s_model_translates_a_sentence_and_a_list():
@@ -63,9 +63,6 @@ def test_a_translator_saves_what_it_loads(tmp_path):
                                                           beam=4)
     assert second.translate(lines[0]) == second.translate(lines)[0]
     assert second.tokenizer.as_dict() == tokenizer.as_dict() and not second.model.training
-
-
-def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
-    annotated.save_checkpoint(tmp_path / "model", random_model())
+    annotated.save_checkpoint(tmp_path / "bare", random_model())
     with pytest.raises(ValueError, match="no tokenizer"):
-        annotated.load(tmp_path / "model")
+        annotated.load(tmp_path / "bare")

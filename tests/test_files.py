@@ -1,6 +1,5 @@
 """Files: text is read as written, nothing appears half, what is old is cleared."""
 
-import gzip
 import io
 import os
 import stat
@@ -12,15 +11,7 @@ import pytest
 from publishing import PACK, left_over, special, tar
 
 from annotated import files
-from annotated.files import (
-    check_output,
-    input_lines,
-    stream_lines,
-    whole_file,
-    whole_folder,
-    write_json,
-    write_text,
-)
+from annotated.files import input_lines, stream_lines, whole_file, whole_folder, write_text
 
 
 def read_lines(path):
@@ -33,28 +24,20 @@ def read_lines(path):
 @pytest.mark.parametrize("packing", PACK)
 def test_text_is_read_as_written(tmp_path, packing):
     path = tmp_path / f"text.en{packing}"
-    text = "one\u2028still one\n\u0085two\x0b\x0c\x1c\n  three \n\nfive"
-    path.write_bytes(PACK[packing](text.encode()))
-    assert read_lines(path) == ["one\u2028still one", "\u0085two\x0b\x0c\x1c", "  three ", "",
-                                "five"]
+    lines = ["one\u2028still one", "\u0085two\x0b\x0c\x1c", "  three ", "", "five"]
+    path.write_bytes(PACK[packing]("\n".join(lines).encode()))
+    assert read_lines(path) == lines
+    path.write_bytes(PACK[packing](b""))
+    with pytest.raises(ValueError, match=r"text\.en.* is empty"):
+        read_lines(path)
 
 
-def test_of_sgml_only_the_segments_count_packed_or_not(tmp_path):
-    data = b'<doc>\n<seg id="1"> One &amp; two. </seg>\n</doc>\n'
-    for name, packed in (("a.sgm", data), ("a.sgm.gz", gzip.compress(data)), ("a.en", data)):
-        (tmp_path / name).write_bytes(packed)
-        expected = ["One & two."] if "sgm" in name else data.decode().splitlines()
-        assert read_lines(tmp_path / name) == expected
-
-
-def test_invalid_utf8_names_file_and_line(tmp_path):
+@pytest.mark.parametrize("read", [stream_lines, input_lines])
+def test_invalid_utf8_names_file_and_line(tmp_path, read):
     path = tmp_path / "latin.de"
     path.write_bytes("gut\nauch gut\nschön".encode("latin-1"))
     with pytest.raises(ValueError, match=r"latin\.de, line 3: not UTF-8"):
-        read_lines(path)
-    path.write_bytes(b"")
-    with pytest.raises(ValueError, match=r"latin\.de is empty"):
-        read_lines(path)
+        list(read(path))
 
 
 @pytest.mark.parametrize("packing", [*PACK][1:])
@@ -62,13 +45,11 @@ def test_invalid_utf8_names_file_and_line(tmp_path):
 def test_a_damaged_packed_file_is_named(tmp_path, packing, damage):
     if (packing, damage) == (".zst", "flipped"):
         pytest.skip("the format has no checksum unless its writer adds one")
-    good = PACK[packing](os.urandom(500).hex().encode() + b"\n")
-    middle = len(good) // 2
-    bad = {"cut": good[:-10], "not packed": b"plain text\n",
-           "flipped": good[:middle] + bytes([good[middle] ^ 0xFF]) + good[middle + 1:]}[damage]
-    (tmp_path / f"a.en{packing}").write_bytes(bad)
+    path, good = tmp_path / f"a.en{packing}", PACK[packing](os.urandom(500).hex().encode() + b"\n")
+    flipped = bytes(byte ^ 0xFF * (n == len(good) // 2) for n, byte in enumerate(good))
+    path.write_bytes({"cut": good[:-10], "not packed": b"plain text\n", "flipped": flipped}[damage])
     with pytest.raises(ValueError, match=rf"a\.en\{packing} is damaged .*delete it"):
-        read_lines(tmp_path / f"a.en{packing}")
+        read_lines(path)
 
 
 def test_a_missing_library_is_named(tmp_path, monkeypatch):
@@ -122,11 +103,9 @@ def test_the_root_is_argument_then_variable_then_checkout_then_cache(tmp_path, m
 
 
 def test_bytes_reach_the_disk_before_the_name(tmp_path, monkeypatch):
-    done = []
-    for name in ("fsync", "replace"):
-        real = getattr(os, name)
-        monkeypatch.setattr(os, name,
-                            lambda *a, name=name, real=real: (done.append(name), real(*a)))
+    done, real = [], {name: getattr(os, name) for name in ("fsync", "replace")}
+    for name in real:
+        monkeypatch.setattr(os, name, lambda *a, name=name: (done.append(name), real[name](*a)))
     with whole_file(tmp_path / "file") as file:
         file.write(b"text")
     assert done == ["fsync", "replace"]
@@ -143,9 +122,9 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path):
     with pytest.raises(RuntimeError), whole_folder(tmp_path / "other") as part:
         (part / "file").write_bytes(b"half")
         raise RuntimeError
-    with pytest.raises(FileExistsError, match="folder exists already"):
-        with whole_folder(tmp_path / "new" / "folder"):
-            pass
+    exists = pytest.raises(FileExistsError, match="folder exists already")
+    with exists, whole_folder(tmp_path / "new" / "folder"):
+        pass
     faster = pytest.raises(FileExistsError, match="another process was faster")
     with faster, whole_folder(tmp_path / "late"):
         (tmp_path / "late").mkdir()
@@ -154,18 +133,18 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path):
 
 
 def test_json_is_readable_and_whole(tmp_path):
-    write_json(tmp_path / "new" / "a.json", {"ü": [1, None]})
+    files.write_json(tmp_path / "new" / "a.json", {"ü": [1, None]})
     written = (tmp_path / "new" / "a.json").read_text(encoding="utf-8")
     assert written == '{\n "ü": [\n  1,\n  null\n ]\n}\n'
     with pytest.raises(TypeError):
-        write_json(tmp_path / "new" / "a.json", {1, 2})
+        files.write_json(tmp_path / "new" / "a.json", {1, 2})
     assert '"ü"' in (tmp_path / "new" / "a.json").read_text("utf-8") and left_over(tmp_path) == []
 
 
 @pytest.mark.parametrize("data, lines", [
     (b"", []), (b"\n", [""]), (b"one", ["one"]), (b"one\n\n", ["one", ""]),
-                                         (b"\xef\xbb\xbfone\n", ["one"]),
-    (b"one\r\ntwo\r\n", ["one", "two"]), (b"one\r\r\n", ["one\r"]), (b"a\rb\n", ["a\rb"]),
+    (b"\xef\xbb\xbfone\n", ["one"]), (b"one\r\ntwo\r\n", ["one", "two"]),
+    (b"one\r\r\n", ["one\r"]), (b"a\rb\n", ["a\rb"]),
     ("a\u2028b\u0085c\x0bdä\n".encode(), ["a\u2028b\u0085c\x0bdä"]),
 ])
 def test_lines_end_at_newlines_only(tmp_path, monkeypatch, data, lines):
@@ -173,15 +152,6 @@ def test_lines_end_at_newlines_only(tmp_path, monkeypatch, data, lines):
     assert list(input_lines(tmp_path / "in.txt")) == lines
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
     assert list(input_lines("-")) == lines
-
-
-def test_text_that_is_not_utf_8_is_named_with_its_line(tmp_path, monkeypatch):
-    (tmp_path / "in.txt").write_bytes(b"gut\nschl\xe4ft\n")
-    with pytest.raises(ValueError, match=r"in\.txt, line 2: not UTF-8"):
-        list(input_lines(tmp_path / "in.txt"))
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff")))
-    with pytest.raises(ValueError, match="standard input, line 1: not UTF-8"):
-        list(input_lines("-"))
 
 
 # --- what is no plain file
@@ -202,22 +172,22 @@ def node(path, kind):
 @pytest.mark.parametrize("kind", ["pipe", "null", "full"])
 @pytest.mark.parametrize("linked", [False, True])
 def test_a_device_or_a_pipe_is_written_to_and_stays_what_it_is(tmp_path, kind, linked):
-    path = tmp_path / "node"
-    reader, before = node(path, kind), os.lstat(path)
+    def what(path=tmp_path / "node"):
+        return [getattr(os.lstat(path), f"st_{field}") for field in ("ino", "mode", "rdev")]
+
+    path = tmp_path / "link" if linked else tmp_path / "node"
+    reader = node(tmp_path / "node", kind)
+    before = what()
     if linked:
-        path = tmp_path / "link"
         path.symlink_to("node")
     if kind == "full":
         with pytest.raises(OSError, match="No space left"):
             write_text(path, "text")
     else:
         write_text(path, "text")
-    assert os.read(reader, 9) == (b"text" if kind == "pipe" else b"") or kind == "full"
+        assert os.read(reader, 9) == (b"text" if kind == "pipe" else b"")
     os.close(reader)
-    after = os.lstat(tmp_path / "node")
-    assert (after.st_ino, after.st_mode, after.st_rdev) == (before.st_ino, before.st_mode,
-                                                           before.st_rdev)
-    assert left_over(tmp_path) == []
+    assert what() == before and left_over(tmp_path) == []
 
 
 def test_a_plain_file_is_replaced_through_links_and_keeps_its_mode(tmp_path):
@@ -246,14 +216,17 @@ def test_a_name_that_cannot_be_written_is_refused_before_work_begins(tmp_path):
     for path, kind, words in ((tmp_path, IsADirectoryError, "is a folder: give the name"),
                               (tmp_path / "file" / "x", OSError, "(?i)not a directory|exists")):
         with pytest.raises(kind, match=words):
-            check_output(path)
+            files.check_output(path)
         with pytest.raises(kind, match=words):
             write_text(path, "text")
-    check_output(tmp_path / "new" / "folder" / "file")
+    files.check_output(tmp_path / "new" / "folder" / "file")
     assert (tmp_path / "new" / "folder").is_dir() and list(tmp_path.rglob("*.part-*")) == []
 
 
-def test_a_closed_standard_input_is_named(monkeypatch):
+def test_what_is_wrong_with_standard_input_is_named(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff")))
+    with pytest.raises(ValueError, match="standard input, line 1: not UTF-8"):
+        list(input_lines("-"))
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(ValueError, match="standard input is closed: name a file"):
         list(input_lines("-"))

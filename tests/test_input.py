@@ -9,21 +9,17 @@ from importlib.util import find_spec
 
 import pytest
 import sacrebleu
-from helpers import ROOT, TEXTS, one_thread, random_model, run_python
+import torch
+from helpers import ROOT, TEXTS, one_thread, random_model
 from test_cli import SMALL, refused, write_corpus
 
+from annotated import bleu_report, prepare, scaled_dot_product_attention
 from annotated.cli import main
+from annotated.data.base_tokenizer import UNKNOWN
 from annotated.data.prepared import prepare_corpus
-from annotated.data.tokenizers import (
-    UNKNOWN,
-    SubwordTokenizer,
-    WordTokenizer,
-    join_words,
-    split_words,
-)
+from annotated.data.tokenizers import SubwordTokenizer, WordTokenizer, join_words, split_words
 from annotated.results import read_json
-from annotated.training.checkpoints import load_checkpoint, run_checkpoints, save_checkpoint
-from annotated.translation.scores import bleu_report, bleu_tokenizer
+from annotated.training.checkpoints import load_checkpoint, save_checkpoint
 
 pytestmark = pytest.mark.usefixtures(one_thread.__name__)
 WORDS = WordTokenizer.fit(TEXTS)
@@ -55,57 +51,34 @@ def model(tmp_path):
 
 # --- training
 
-def test_pairs_with_a_blank_side_are_not_learnt_and_told(tmp_path, capsys):
+def test_pairs_with_a_blank_side_are_not_learnt_and_told(own, tmp_path, capsys):
     blank = [("a cat sleeps .", ""), ("the dog sees", "\u200b"), (" \u00a0", "ein Hund"),
              ("\ufeff", "die Katze"), ("a dog", "\t\u2060")]
-    whole, spoilt = write_corpus(tmp_path / "own"), tmp_path / "spoilt" / "own"
-    spoilt.parent.mkdir()
-    write_corpus(spoilt)
-    for side, language in enumerate(("en", "de")):
-        with open(spoilt / f"train.{language}", "a", encoding="utf-8") as file:
-            file.writelines(f"{pair[side]}\n" for pair in blank)
-    for number, folder in enumerate((whole, spoilt)):
-        run("train", folder, "--out", tmp_path / str(number), *SMALL)
+    tokens = []
+    for pairs in ([], blank):
+        for side, language in enumerate(("en", "de")):
+            with open(own / f"train.{language}", "a", encoding="utf-8") as file:
+                file.writelines(f"{pair[side]}\n" for pair in pairs)
+        run("train", own, "--out", tmp_path / str(len(pairs)), *SMALL)
+        log = load_checkpoint(tmp_path / str(len(pairs))).info["log"]
+        tokens.append([row["tokens"] for row in log])
     assert "own: 5 training pairs with a blank side are left out" in capsys.readouterr().err
-    logs = [load_checkpoint(tmp_path / name).info["log"] for name in "01"]
-    assert [row["tokens"] for row in logs[0]] == [row["tokens"] for row in logs[1]]
-
-
-def test_an_average_is_of_as_many_as_asked_for_or_refused(own, tmp_path, capsys):
-    saving = ["--save-every", "1", "--steps", "8", "--checkpoints", tmp_path / "run"]
-    new = [own, "--out", tmp_path / "new", *SMALL, *saving]
-    message = refused("train", [*new, "--average", "9"], capsys)
-    assert "--average 9: 8 steps with --save-every 1 make 8 checkpoints" in message
-    assert not (tmp_path / "run").exists()
-    run("train", *new, "--average", "7")  # --keep-last is 5
-    assert len(load_checkpoint(tmp_path / "new").info["averaged"]) == 7
-    assert len(run_checkpoints(tmp_path / "run")) == 7
-    for count in (1, 8):
-        out = [own, "--out", tmp_path / f"m{count}", *SMALL, *saving[:-1], tmp_path / f"run{count}"]
-        run("train", *out, "--average", count)
-        assert len(load_checkpoint(tmp_path / f"m{count}").info["averaged"]) == count
-    assert "--average needs" not in message and "need checkpoints" in refused(
-        "train", [own, "--out", tmp_path / "none", *SMALL, "--average", "2"], capsys)
+    assert tokens[0] == tokens[1]
 
 
 def test_the_size_of_a_vocabulary_is_honoured_or_refused(own, tmp_path, capsys):
-    run("train", own, "--out", tmp_path / "few", *SMALL, "--vocab-size", "9")
-    tokenizer = load_checkpoint(tmp_path / "few").tokenizer
-    assert len(tokenizer) == 9 and "." in tokenizer.words  # the most frequent
-    for size in (262, 265):
-        bpe = ["--tokenizer", "bpe", "--vocab-size", size]
-        run("train", own, "--out", tmp_path / f"bpe{size}", *SMALL, *bpe)
-        saved = load_checkpoint(tmp_path / f"bpe{size}")
+    for kind, size in (("words", 9), ("bpe", 262), ("bpe", 265)):
+        out = tmp_path / f"{kind}{size}"
+        run("train", own, "--out", out, *SMALL, "--tokenizer", kind, "--vocab-size", size)
+        saved = load_checkpoint(out)
         assert len(saved.tokenizer) == saved.model.config.vocab_size == size
+    assert "." in load_checkpoint(tmp_path / "words9").tokenizer.words  # the most frequent
     for kind, size, least in (("bpe", 100, 260), ("wordpiece", 300, 516)):
         message = refused("train", [own, "--out", tmp_path / "no", *SMALL, "--tokenizer", kind,
                                     "--vocab-size", size], capsys)
         assert f"vocab_size is {size}, expected {least} or more: {kind} needs every byte" in message
     prepare_corpus(write_corpus(tmp_path / "more", TEXTS * 3), tmp_path / "p", 280)
-    new = [tmp_path / "p", "--out", tmp_path / "model", *SMALL[2:]]
-    assert "from en to de with a vocabulary of 280: leave --vocab-size" in refused(
-        "train", [*new, "--vocab-size", "300"], capsys)
-    run("train", *new, "--vocab-size", "280")
+    run("train", tmp_path / "p", "--out", tmp_path / "model", *SMALL[2:], "--vocab-size", "280")
 
 
 def test_a_test_split_is_not_needed_to_train_but_to_score(own, tmp_path, capsys, monkeypatch):
@@ -121,27 +94,22 @@ def test_a_test_split_is_not_needed_to_train_but_to_score(own, tmp_path, capsys,
 
 
 def test_a_parser_that_is_there_is_not_taken_for_another(tmp_path, capsys):
-    def treebank(folder, label):
+    first, other = (tmp_path / side / "mine" for side in ("one", "other"))
+    for folder, label in ((first, "NP"), (other, "DP")):
         folder.mkdir(parents=True)
         for split in ("train", "dev", "test"):
             trees = f"(TOP (S ({label} (D the) (N dog)) (VP (V sleeps))))\n" * 4
             (folder / f"{split}.trees").write_text(trees, encoding="utf-8")
-        return folder
-
-    small = ("--N 1 --d-model 16 --d-ff 16 --h 2 --save-every 2 --copies 1 --beam 1 --extra 5 "
-             "--average 1").split()
-    first, other = (treebank(tmp_path / side / "mine", label)
-                    for side, label in (("one", "NP"), ("other", "DP")))
-    out = ["--out", tmp_path / "parser", *small]
-    run("parse", first, *out, "--steps", "2")
-    run("parse", first, *out, "--steps", "2")
-    run("parse", first, "--out", tmp_path / "parser", "--beam", "1", "--extra", "5")  # as it is
-    assert "was trained with steps 2, not 4: give another --out" in refused(
-        "parse", [first, *out, "--steps", "4"], capsys)
-    assert "trained with copies 1, not 3" in refused("parse", [first, *out, "--steps", "2",
-                                                               "--copies", "3"], capsys)
-    assert "holds no parser of this treebank mine" in refused(
-        "parse", [other, *out, "--steps", "2"], capsys)
+    decode = ["--out", tmp_path / "parser", "--beam", "1", "--extra", "5"]
+    made = [*decode, *"--N 1 --d-model 16 --d-ff 16 --h 2 --save-every 2 --average 1".split()]
+    made += "--copies 1 --steps 2".split()
+    for arguments in (made, made, decode):  # as it is
+        run("parse", first, *arguments)
+    for folder, more, message in (
+            (first, ["--steps", "4"], "was trained with steps 2, not 4: give another --out"),
+            (first, ["--copies", "3"], "trained with copies 1, not 3"),
+            (other, [], "holds no parser of this treebank mine")):
+        assert message in refused("parse", [folder, *made, *more], capsys)
 
 
 # --- unknown words
@@ -174,54 +142,39 @@ def test_unknown_words_are_reported_once(text, words, model, monkeypatch, capsys
     assert messages == ([line] if words else [])
 
 
-def test_a_check_of_an_export_counts_the_ids(tmp_path, monkeypatch, capsys):
-    pytest.importorskip("transformers")
-    tokenizer = WordTokenizer.fit([("don't stop the dog .", "der Hund steht nicht still .")])
-    save_checkpoint(tmp_path / "m", random_model(len(tokenizer), seed=1).eval(), tokenizer,
-                    source_language="en", target_language="de")
-    (tmp_path / "in.txt").write_text("don't stop the dog .\nthe dog .\n", encoding="utf-8")
-    status = main(["export", str(tmp_path / "m"), "--out", str(tmp_path / "hf"), "--check",
-                   str(tmp_path / "in.txt")])
-    report = json.loads(capsys.readouterr().out)
-    alike = report["same ids of the source"] == report["sentences"] == 2
-    assert report["passed"] == alike == (status == 0)
-
-
 # --- languages
 
 CHINESE = ["老狗睡在桌子底下。", "我们明天在学校门口见面。", "他昨天给我打了电话。"]
+PORTUGUESE = ["O cão dorme, e o gato também.", "Eu gosto disso.", "Nós vamos à escola."]
 THAI = ["สุนัขแก่นอนอยู่ใต้โต๊ะ", "ฉันชอบกินข้าวผัด", "เราจะพบกันพรุ่งนี้"]
 
 
 @pytest.mark.parametrize("language, lines, tokenize", [
     ("zh", CHINESE, "zh"), ("zh-CN", CHINESE, "zh"), ("zh_Hant_TW", CHINESE, "zh"),
-    ("th", THAI, "char"), ("th-TH", THAI, "char"), ("pt-BR", ["O cão dorme.", "Eu gosto."], "13a"),
+    ("th", THAI, "char"), ("th-TH", THAI, "char"), ("pt-BR", PORTUGUESE, "13a"),
 ])
 def test_a_language_is_scored_by_its_own_rules(language, lines, tokenize):
     near = [lines[0], *lines[2:], lines[1]]
     report = bleu_report(near, lines, language, bootstrap=0)
     by_hand = sacrebleu.corpus_bleu(near, [lines], tokenize=tokenize).score
-    assert report["sacrebleu"].score == pytest.approx(by_hand)
+    assert report["sacrebleu"].score == pytest.approx(by_hand) and by_hand < 99
     assert ("tokenised" in report.entries) == (tokenize == "13a"), "Moses needs spaces"
     assert report["chrf"].score == pytest.approx(sacrebleu.corpus_chrf(near, [lines]).score)
-    assert bleu_report(lines, lines, language, bootstrap=0)["sacrebleu"].score > 99.99
 
 
-@pytest.mark.parametrize("language, package", [("ja", "MeCab"), ("ja-JP", "MeCab"), (
-    "ja_Jpan_JP", "MeCab"), ("ko", "mecab_ko"), ("ko-KR", "mecab_ko")])
+@pytest.mark.parametrize("language, package", [
+    ("ja", "MeCab"), ("ja_Jpan_JP", "MeCab"), ("ko", "mecab_ko"), ("ko-KR", "mecab_ko")])
 def test_a_package_that_a_language_needs_is_named_before_decoding(
         language, package, own, tmp_path, monkeypatch, capsys):
     if find_spec(package):
         pytest.skip("it is installed")
-    with pytest.raises(ImportError, match=rf"pip install 'sacrebleu\[{language[:2]}\]'"):
-        bleu_tokenizer(language)
     for split in ("train", "valid", "test"):
         (own / f"{split}.de").rename(own / f"{split}.{language}")
     pieces = SubwordTokenizer.fit(TEXTS, 270)
     save_checkpoint(tmp_path / "m", random_model(len(pieces)).eval(), pieces, source_language="en",
                     target_language=language)
     monkeypatch.setattr("annotated.translator.decode_parts", None)
-    assert "pip install 'sacrebleu[" in refused(
+    assert f"pip install 'sacrebleu[{language[:2]}]'" in refused(
         "score", [tmp_path / "m", own, "test", tmp_path / "results"], capsys)
 
 
@@ -243,10 +196,7 @@ def test_french_marks_keep_their_space(text):
 
 def test_what_is_wrong_with_references_is_said_before_decoding(own, model, tmp_path, monkeypatch,
                                                                capsys):
-    def never(*_, **__):
-        raise AssertionError("decoded")
-
-    monkeypatch.setattr("annotated.translator.decode_parts", never)
+    monkeypatch.setattr("annotated.translator.decode_parts", None)
     plain = write_corpus(tmp_path / "plain")
     score = [model, own, "test", tmp_path / "results", "--references", plain]
     for number, text in ((0, b"ein\rHund"), (2, b"\rein Hund"), (3, b"ein Hund\r\r")):
@@ -286,7 +236,7 @@ def test_a_model_of_lower_case_has_no_cased_figures(own, tmp_path):
 
 # --- translating
 
-@pytest.mark.parametrize("command", ["train", "translate", "score", "parse", "prepare"])
+@pytest.mark.parametrize("command", ["train", "translate"])
 def test_help_is_whole_where_a_terminal_knows_ascii_alone(command):
     helps = [subprocess.run([sys.executable, "-m", "annotated", command, "--help"], cwd=ROOT,
                             env={"PYTHONIOENCODING": encoding, "PATH": "/usr/bin:/bin"}, check=True,
@@ -297,26 +247,12 @@ def test_help_is_whole_where_a_terminal_knows_ascii_alone(command):
 
 # --- the library
 
-MASKS = """
-import torch
-from annotated.fast.prepare import prepare
-from annotated.model.attention import scaled_dot_product_attention
-from annotated.model.transformer import Transformer, TransformerConfig
 
-model = prepare(Transformer(TransformerConfig(9, N=1, d_model=8, d_ff=8, h=2)).eval())
-fused, x = model.encoder.layers[0].self_attention.attention, torch.randn(1, 2, 4, 4)
-for kind in (torch.int64, torch.float32, torch.uint8, torch.float16):
-    mask = torch.ones(4, 4).tril().to(kind)
+@pytest.mark.parametrize("kind", [torch.int64, torch.float32, torch.uint8, torch.float16])
+def test_a_mask_that_is_not_boolean_is_named_plain_and_fused(unenforced, kind):
+    """PyTorch would add the numbers."""
+    fused = prepare(random_model().eval()).encoder.layers[0].self_attention.attention
+    x = torch.randn(1, 2, 4, 4)
     for attention in (scaled_dot_product_attention, fused):
-        try:
-            attention(x, x, x, mask)
-        except TypeError as error:
-            print(error)
-"""
-
-
-def test_a_mask_that_is_not_boolean_is_named_plain_and_fused():
-    """In a process without the checks of types that tests have: PyTorch would add the numbers."""
-    told = run_python(MASKS).splitlines()
-    assert told == [f"mask is torch.{kind}: give bools, True where a query may attend"
-                    for kind in ("int64", "float32", "uint8", "float16") for _ in range(2)]
+        with pytest.raises(TypeError, match=f"mask is {kind}: give bools, True where a query may"):
+            attention(x, x, x, torch.ones(4, 4).tril().to(kind))

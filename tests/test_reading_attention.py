@@ -3,14 +3,12 @@
 import pytest
 import torch
 
+from annotated import book_model, greedy_decode, record_attention
 from annotated.data.batches import pad
 from annotated.data.tokenizers import BEGIN, END
 from annotated.data.toy_language import read_sentences
 from annotated.files import checkout_data
-from annotated.model.multi_head import record_attention
-from annotated.training.checkpoints import book_model
 from annotated.training.loop import evaluating
-from annotated.translation.search import greedy_decode
 
 
 @pytest.fixture(scope="module")

@@ -1,16 +1,12 @@
-"""What the site says beside the pages is read from them; pages name the scripts that may run."""
+"""What the site says beside the pages is read from them."""
 
-import json
 import re
 import sys
 import types
 
-import nbformat
 import site_reference
 import torch
-from site_pages import VEGA_LITE, policy, stage
 
-from annotated import charts
 from annotated.model.transformer import Transformer, TransformerConfig
 from notebooks import modules, pages
 
@@ -42,37 +38,3 @@ def test_the_model_page_holds_a_whole_program_that_computes_what_the_package_doe
     theirs.load_state_dict(ours.state_dict())
     ids = torch.tensor([[4, 5, 6], [7, 8, 0]])
     assert torch.equal(ours(ids, ids), theirs(ids, ids))
-
-
-def test_policy_names_the_scripts_of_the_theme_and_none_of_an_output():
-    def scripts(output):
-        page = (f"<html><head><script>theme()</script></head><body><article>{output}</article>"
-                "<script>search()</script></body></html>")
-        return policy(page).partition("script-src ")[2].partition(";")[0]
-
-    named, owned = scripts(""), "<script>owned()</script>"
-    assert named.count("'sha256-") == 2 and "unsafe" not in named
-    for output in (owned, f"</article>{owned}<article>", f"</article>{owned}"):
-        assert scripts(output) == named
-
-
-def test_a_chart_becomes_a_picture_and_data_that_cannot_end_its_script(tmp_path):
-    layers, keys = {"layer": [[[0.5, 0.5]]]}, ["</script><script>", "a"]
-    spec = charts.attention_explorer(layers, keys, ["b"]).to_dict()
-    v4, image = nbformat.v4, {VEGA_LITE: spec, "image/png": "iVBORw0KGgo="}
-    output, source = v4.new_output("display_data", image), '# alt: A "bar" <chart>.\nshow()'
-    cells = [v4.new_markdown_cell("# Page"), v4.new_code_cell(source, execution_count=1)]
-    cells[1].outputs = [output]
-    nbformat.write(v4.new_notebook(cells=cells), tmp_path / "01_page.ipynb")
-    staged = tmp_path / "staged"
-    staged.mkdir()
-    stage(tmp_path / "01_page.ipynb", staged, "below")
-    title, cell = nbformat.read(staged / "01_page.ipynb", as_version=4).cells
-    figure = cell.outputs[0].data["text/html"]
-    assert title.source == "# Page\n\nbelow\n" and cell.source == "show()"
-    files = staged / "_static" / "charts"
-    assert (files / "01_page-1-0.png").read_bytes().startswith(b"\x89PNG")
-    assert 'alt="A &quot;bar&quot; &lt;chart&gt;."' in figure and figure.count("</script>") == 1
-    assert "<td>&lt;/script&gt;&lt;script&gt;</td>" in figure
-    assert (files / "01_page-1-0.csv").read_text().count("</script><script>") == 1
-    assert json.loads(figure.partition('json">')[2].partition("</script>")[0]) == spec

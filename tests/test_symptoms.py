@@ -7,9 +7,7 @@ import symptoms
 import torch
 from helpers import ROOT, random_model
 
-from annotated.data.batches import Batch
-from annotated.model.transformer import Transformer
-from annotated.training.label_smoothing import LabelSmoothingLoss
+from annotated import Batch, LabelSmoothingLoss, Transformer
 
 PAIRS = [([5, 6, 7], [8, 9]), ([6], [9, 8, 7])]
 

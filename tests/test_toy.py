@@ -6,12 +6,10 @@ import toy
 from helpers import TEXTS, one_thread, state
 from safetensors.torch import load_file
 
+from annotated import TrainingConfig, TransformerConfig, train_on, translate
 from annotated.data.corpora import Corpus, load_corpus
-from annotated.model.transformer import TransformerConfig
 from annotated.training import loop
 from annotated.training.checkpoints import book_model, load_checkpoint
-from annotated.training.loop import TrainingConfig, train_on
-from annotated.translation.search import translate
 
 QUICK = TrainingConfig(steps=6, max_tokens=64, warmup=3, factor=0.3, validate_every=2)
 TOY = Corpus("toy", "en", "de", TEXTS, TEXTS, TEXTS)

@@ -21,7 +21,7 @@ MAP = {
     "feed_forward": "03", "embeddings": "04", "softmax": "04", "positional": "05",
     "data": "12", "decoding": "18", "training": "17",
 }
-ALT = ("Plan of the Transformer: the encoder stack on the left, the decoder stack on the right, "
+ALT = ("Diagram of the Transformer: the encoder stack on the left, the decoder stack on the right, "
        "embeddings and positions below, output projection and softmax on top. Each box links to "
        "the page that explains it.")
 LIVE = 10  # minutes at the live page, with which the path ends

@@ -130,7 +130,7 @@ def model_page(pages):
     model = [page for page in pages if "01" <= page.path.name[:2] <= "08"]
     parts = [f"## [{page.title}]({page.path.name})\n\n```python\n{plain_code(page.module)}\n```"
              for page in model]
-    line = "All the code of the model as the pages export it, in their order."
+    line = "The complete code of the model, in the order of the pages that export it."
     return "\n\n".join(["# The model in one sitting", line, *parts]) + "\n"
 
 
@@ -147,8 +147,8 @@ def sections_page(pages):
     return "\n\n".join([
         "# Paper, book, code, tests",
         "Which page explains a section of the paper, which module it exports, and which tests "
-        "guard it. What the paper claims is checked claim by claim: see [the ledger of "
-        "claims](ledger.md).",
+        "check it. [The ledger of claims](ledger.md) lists what the paper claims and what came "
+        "out.",
         table(["Section", "Page", "Code", "Tests"], rows)])
 
 
@@ -156,11 +156,11 @@ def ledger_page(rows):
     """Markdown of the page on the claims, whose links lead to the cells and tests of the site."""
     return "\n\n".join([
         "# The ledger of claims",
-        "What the paper says and a program can check, one claim per row: the cells that show it, "
-        "the tests that guard it, and for each part of it the verdict and the figure that came "
-        "out. An exact part is asserted: its page does not run through if it fails. A measured one "
-        "says what its run found, whether it agrees with the paper or not. The sentences are ours; "
-        "all the rest is read from the pages and tests.",
+        "Each row is a claim of the paper that a program can check, with the cells that show it, "
+        "the tests that guard it, and a verdict and a figure for each of its parts. An exact part "
+        "is asserted: its page stops with an error if it fails. A measured part says what the run "
+        "found, whether it agrees with the paper or not. The sentences are ours; the rest is read "
+        "from the pages and tests.",
         ledger.summary(rows), relink(ledger.markdown(rows))])
 
 
@@ -177,18 +177,18 @@ def library_page(pages):
     package.
     """
     parts = ["# The library",
-             "Every module is exported by one page of the book, which explains it."]
+             "Every module is exported by the page of the book that explains it."]
     rows = [[", ".join(f"`{name}`" for name in names), f"[annotated.{module}]({module}.md)"]
             for module, names in face().items()]
     parts += ["## From `annotated` itself",
-              "`from annotated import Transformer, translate`: what most programs need, loaded "
-              "when it is asked for.", table(["Names", "Module"], rows)]
+              "`from annotated import Transformer, translate`: what most programs need. Each name "
+              "is loaded when it is first used.", table(["Names", "Module"], rows)]
     packages = {}
     for page in pages:
         packages.setdefault(page.module.rpartition(".")[0], []).append(page)
     for package, members in packages.items():
         rows = [[f"[annotated.{page.module}]({page.module}.md)", page.line] for page in members]
-        head = ["## Beside the packages"]
+        head = ["## Modules outside the packages"]
         if package:
             document = import_module(f"annotated.{package}").__doc__
             head = [f"## annotated.{package}", document.partition("\n")[0]]

@@ -72,7 +72,7 @@ def training_chart(log, title=None, ax=None, fields=None):
 
 # %% ../../notebooks/94_curves.ipynb #3af4ed0a
 def bars_chart(values, y_label="", title=None, ax=None, horizontal=False, number_format="{:.3g}"):
-    """Draw {name: number} as bars, or {group: {name: number}} as groups with one colour a name.
+    """Draw {name: number} as bars, or {group: {name: number}} as groups with one colour per name.
 
     `number_format=None` leaves the numbers out. Returns the axes. Raises ValueError when there is
     no bar.

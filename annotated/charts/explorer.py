@@ -127,7 +127,7 @@ def _ranked_chart(name, steps):
 
 
 def _replay_panels(likeliest, beams):
-    """Return the panels of a replay that are lists: candidates as bars, and the beam if any."""
+    """Return the list panels of a replay: candidates as bars, and the beam if there is one."""
     letters = {"baseline": "middle", "fontSize": 12, "fill": theme("text"), "tooltip": None}
     listed = _ranked_chart("likeliest", likeliest)
     number = alt.Text("number:Q", format=".3f")
@@ -151,13 +151,13 @@ def _replay_panels(likeliest, beams):
 
 # %% ../../notebooks/75_explorer.ipynb #149a0d67
 def decode_stepper(output, likeliest, source, cross, beams=None, title=None, start=1):
-    """Return an Altair chart that replays a translation (section 6.1) under a slider for the step.
+    """Return an Altair chart that replays a translation (section 6.1) with a slider for the step.
 
-    output: the tokens written, one per step, the end token too. likeliest: for each step the best
+    output: the written tokens, one per step, end token included. likeliest: for each step the best
     next tokens as pairs (token, probability). cross: cross-attention over the `source` tokens,
     (heads, steps, source) or layers of it as in attention_explorer. beams: for each step the
-    hypotheses as pairs (text, score). start: the step shown first. Raises ValueError where these
-    do not fit together.
+    hypotheses as pairs (text, score). start: the step shown first. Raises ValueError if these do
+    not fit together.
     """
     weights = as_layers(cross)
     output = as_tokens(output, len(output), "output", "the output has")

@@ -6,6 +6,7 @@
 __all__ = ['PAD', 'BEGIN', 'END', 'UNKNOWN', 'Tokenizer']
 
 # %% ../../notebooks/70_base_tokenizer.ipynb #bt000003
+import hashlib
 import json
 from abc import ABC, abstractmethod
 from dataclasses import asdict
@@ -19,8 +20,34 @@ PAD, BEGIN, END, UNKNOWN = 0, 1, 2, 3
 # %% ../../notebooks/70_base_tokenizer.ipynb #b0abf8e0
 SPECIAL_PIECES = ("<pad>", "<s>", "</s>", "<unk>")
 
+# %% ../../notebooks/70_base_tokenizer.ipynb #bt000021
+class Vocabulary:
+    """What ids stand for: `table` holds an entry for each, those of the special ids first (5.1)."""
+
+    def __len__(self):
+        return len(self.table)
+
+    def check_ids(self, ids):
+        """Ids (a list or a 1-D tensor) as a list; ValueError for one outside the vocabulary."""
+        ids = ids.tolist() if hasattr(ids, "tolist") else list(ids)
+        for index in ids:
+            if not 0 <= index < len(self):
+                raise ValueError(f"id {index} is outside the vocabulary of {len(self):,} "
+                                 f"(0 to {len(self) - 1:,})")
+        return ids
+
+    def content_ids(self, ids):
+        """What a sentence says: the ids up to the first END, without PAD and BEGIN."""
+        ids = self.check_ids(ids)
+        end = ids.index(END) if END in ids else len(ids)
+        return [index for index in ids[:end] if index not in (PAD, BEGIN)]
+
+    def pieces(self, ids):
+        """One readable string for each id, for the labels of charts."""
+        return [self.table[index] for index in self.check_ids(ids)]
+
 # %% ../../notebooks/70_base_tokenizer.ipynb #7f6176b1
-class Tokenizer(ABC):
+class Tokenizer(Vocabulary, ABC):
     """Text to ids and back (section 5.1), with one vocabulary for both languages.
 
     Ids 0 to 3 are PAD, BEGIN, END and UNKNOWN. They never come out of text: whatever a sentence
@@ -54,28 +81,6 @@ class Tokenizer(ABC):
             raise NotImplementedError(f"{cls.__name__} has no fit_corpus: write one, or a fit")
         return cls.fit(corpus.train, vocab_size, normalizer=normalizer)
 
-    def __len__(self):
-        return len(self.table)  # what each id stands for, special ids included
-
-    def check_ids(self, ids):
-        """Ids (a list or a 1-D tensor) as a list; ValueError for one outside the vocabulary."""
-        ids = ids.tolist() if hasattr(ids, "tolist") else list(ids)
-        for index in ids:
-            if not 0 <= index < len(self):
-                raise ValueError(f"id {index} is outside the vocabulary of {len(self):,} "
-                                 f"(0 to {len(self) - 1:,})")
-        return ids
-
-    def content_ids(self, ids):
-        """What a sentence says: the ids up to the first END, without PAD and BEGIN."""
-        ids = self.check_ids(ids)
-        end = ids.index(END) if END in ids else len(ids)
-        return [index for index in ids[:end] if index not in (PAD, BEGIN)]
-
-    def pieces(self, ids):
-        """One readable string for each id, for the labels of charts."""
-        return [self.table[index] for index in self.check_ids(ids)]
-
     def for_training(self, pairs, seed=0):
         """Pairs of ids as training takes them: the same, unless UNKNOWN must be learnt."""
         return pairs
@@ -91,6 +96,10 @@ class Tokenizer(ABC):
     def encode(self, text, language=None):
         """The ids of one text, as a list."""
         return self.encode_batch([text], language)[0]
+
+    def digest(self):
+        """SHA-256 of all that the tokenizer knows, but for the form of the text."""
+        return hashlib.sha256(json.dumps(self.as_dict()).encode()).hexdigest()
 
     def save(self, path):
         """Write a JSON file, whole or not at all; `load_tokenizer` reads it."""

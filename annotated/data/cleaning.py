@@ -43,8 +43,8 @@ def _is_broken(text):
 def pair_fault(source, target, max_length=250, max_ratio=3.0):
     """Why a pair is not fit for training: "empty", "broken", "overlong", "ratio", "copied" or None.
 
-    max_length: most words of a sentence; max_ratio: most words of the longer side for each word of
-    the shorter one.
+    max_length: maximum number of words in a sentence; max_ratio: maximum number of words of the
+    longer side per word of the shorter one.
     """
     words = sorted((count_words(source), count_words(target)))
     if not words[0]:
@@ -59,7 +59,7 @@ def pair_fault(source, target, max_length=250, max_ratio=3.0):
 
 # %% ../../notebooks/73_cleaning.ipynb #7c429181
 def clean_pairs(pairs, counts, max_length=250, max_ratio=3.0):
-    """Let through the pairs without fault, one at a time; `counts` counts "kept" and each fault."""
+    """Yield the pairs without fault; `counts` counts "kept" and each fault."""
     for source, target in pairs:
         fault = pair_fault(source, target, max_length, max_ratio)
         counts[fault or "kept"] = counts.get(fault or "kept", 0) + 1
@@ -68,11 +68,11 @@ def clean_pairs(pairs, counts, max_length=250, max_ratio=3.0):
 
 # %% ../../notebooks/73_cleaning.ipynb #cl000012
 def loss_warning(counts, most=0.1):
-    """What to tell the user if a larger share than `most` of the pairs was left out, or None."""
+    """A warning if a larger share than `most` of the pairs was left out, else None."""
     total, faults = sum(counts.values()), {name: n for name, n in counts.items() if name != "kept"}
     lost = sum(faults.values())
     if lost <= most * total:
         return None
     rules = ", ".join(f"{name} {n:,}" for name, n in Counter(faults).most_common())
     return (f"{lost:,} of {total:,} pairs are left out ({rules}): look at some of them; "
-            "--max-length and --max-ratio move two of the limits")
+            "--max-length and --max-ratio change two of the limits")

@@ -15,9 +15,9 @@ from annotated.files import open_text, optional, stream_lines
 
 # %% ../../notebooks/71_formats.ipynb #e5bd3642
 def read_pairs(source_path, target_path, members=(None, None), errors="strict"):
-    """The pairs of two files whose n-th lines translate each other, one at a time, so of any size.
+    """Yield the pairs of two files of any size whose n-th lines translate each other.
 
-    members: the names of the two files in an archive, where that is what the path leads to. errors:
+    members: the names of the two files inside an archive, if the paths are archives. errors:
     "strict", a ValueError for bytes that are not UTF-8, or "replace", U+FFFD in their place.
     """
     places = list(zip((source_path, target_path), members, strict=True))
@@ -72,7 +72,7 @@ def read_table(path, columns=("source", "target"), chosen=None, member=None):
 
 # %% ../../notebooks/71_formats.ipynb #fo000010
 def _segment_text(segment):
-    """The text of a <seg> without the codes of its inline elements; what <hi> marks stays."""
+    """The text of a <seg> without its inline formatting codes; text inside <hi> stays."""
     parts = [segment.text or ""]
     for child in segment:
         inside = _segment_text(child) if child.tag.endswith("hi") else ""
@@ -92,14 +92,14 @@ def _variants(unit):
 
 # %% ../../notebooks/71_formats.ipynb #fo000011
 def _variant(texts, language):
-    """The text of a language among the variants of a unit: of its very code, else of one near."""
+    """The text of a unit in a language: the variant of exactly this code, else of a related one."""
     code = language.lower().replace("_", "-")
     near = [other for other in texts if base_language(other) == base_language(code)]
     return texts.get(code, texts[near[0]] if near else None)
 
 
 def read_tmx(path, source, target):
-    """The pairs of a translation memory in two languages, as a list; units that lack one are left.
+    """The pairs of a translation memory as a list, from the units that have both languages.
 
     ValueError for damaged XML, and where no unit has both languages.
     """
@@ -114,7 +114,7 @@ def read_tmx(path, source, target):
                     pairs += [pair] * (None not in pair)
                     unit.clear()
         except ElementTree.ParseError as error:
-            raise ValueError(f"{path} is no whole TMX file ({error})") from error
+            raise ValueError(f"{path} is not a complete TMX file ({error})") from error
     if not pairs:
         known = ", ".join(sorted(languages)) or "none"
         raise ValueError(f"{path} has no unit in {source} and {target}; its languages: {known}")

@@ -14,6 +14,20 @@ from pathlib import Path
 from annotated.data.base_tokenizer import SPECIAL_PIECES, Tokenizer, check_pairs, check_texts
 from annotated.files import optional
 
+# %% ../../notebooks/69_sentencepiece.ipynb #sp000021
+def _learn(pairs, vocab_size, model, lowercase):
+    """The bytes of a model that the package learns from the texts of pairs."""
+    texts, written = chain.from_iterable(map(check_texts, check_pairs(pairs))), io.BytesIO()
+    try:
+        optional("sentencepiece").SentencePieceTrainer.train(
+            sentence_iterator=texts, model_writer=written, vocab_size=vocab_size, model_type=model,
+            normalization_rule_name="nmt_nfkc_cf" if lowercase else "nmt_nfkc", byte_fallback=True,
+            hard_vocab_limit=False, pad_id=0, bos_id=1, eos_id=2, unk_id=3, minloglevel=2)
+    except RuntimeError as error:
+        raise ValueError(f"SentencePiece learns no {model} model of {vocab_size} pieces from these "
+                         f"pairs ({error})") from error
+    return written.getvalue()
+
 # %% ../../notebooks/69_sentencepiece.ipynb #sp000002
 class SentencePieceTokenizer(Tokenizer):
     """Pieces as the package `sentencepiece` cuts them, from a model that it learnt (5.1).
@@ -47,21 +61,11 @@ class SentencePieceTokenizer(Tokenizer):
         vocab_size: most ids, the 4 special ones and 256 bytes included; model: "unigram" or "bpe";
         normalizer: of which only `lowercase` may be on. ValueError for sizes that are impossible.
         """
-        normalizer, written = normalizer or cls.normalizer, io.BytesIO()
-        rules = "nmt_nfkc_cf" if normalizer.lowercase else "nmt_nfkc"
+        normalizer = normalizer or cls.normalizer
         if normalizer.punctuation or normalizer.moses:
             raise ValueError("SentencePiece normalises by its own rules: leave punctuation and "
                              "moses out, only lowercase is possible")
-        texts = chain.from_iterable(map(check_texts, check_pairs(pairs)))
-        try:
-            optional("sentencepiece").SentencePieceTrainer.train(
-                sentence_iterator=texts, model_writer=written, vocab_size=vocab_size,
-                model_type=model, normalization_rule_name=rules, byte_fallback=True,
-                hard_vocab_limit=False, pad_id=0, bos_id=1, eos_id=2, unk_id=3, minloglevel=2)
-        except RuntimeError as error:
-            raise ValueError(f"SentencePiece learns no {model} model of {vocab_size} pieces from "
-                             f"these pairs ({error})") from error
-        tokenizer = cls(written.getvalue())
+        tokenizer = cls(_learn(pairs, vocab_size, model, normalizer.lowercase))
         tokenizer.normalizer = normalizer
         return tokenizer
 

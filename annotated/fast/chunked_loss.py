@@ -16,7 +16,10 @@ from annotated.training.label_smoothing import LabelSmoothingLoss
 
 # %% ../../notebooks/89_chunked_loss.ipynb #cl000008
 def _loss_to_gradient(logits, target, smoothing, rows, dtype, pad_id):
-    """The sum of the losses; logits (tokens, vocab_size) become their gradients, by a few rows."""
+    """The sum of the losses; logits (tokens, vocab_size) become their gradients in place.
+
+    rows: how many are processed at a time.
+    """
     total, V = 0.0, logits.size(1)
     for part, at in zip(logits.split(rows), target.unsqueeze(1).split(rows), strict=True):
         z = part.to(dtype)
@@ -37,7 +40,7 @@ class _ChunkedSum(torch.autograd.Function):
     def forward(ctx, hidden, weight, target, smoothing, chunk, pad_id):
         """hidden (tokens, d_model), weight (vocab_size, d_model), target (tokens,) -> sum, nats.
 
-        pad_id: of tokens that do not count; on the CPU there are none.
+        pad_id: the id of padding, which does not count; on the CPU it has been removed.
         """
         device, V = hidden.device.type, len(weight)
         low = torch.is_autocast_enabled(device)
@@ -65,7 +68,7 @@ class _ChunkedSum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, outer):
-        """The gradients of hidden and weight, times the one from outside; to be called once."""
+        """The gradients of hidden and weight, times the incoming one; may be called only once."""
         hidden, weight = (grad.mul_(outer) for grad in ctx.grads)
         ctx.grads = None
         return hidden, weight, None, None, None, None
@@ -77,7 +80,7 @@ class ChunkedLoss(LabelSmoothingLoss):
     def of_hidden(self, hidden: Float[Tensor, "*batch d_model"],
                   weight: Float[Tensor, "vocab_size d_model"], target: Int[Tensor, "*batch"],
                   chunk=None) -> Float[Tensor, ""]:
-        """chunk: tokens at a time; by default those of 128 MB of logits, 256 on a GPU."""
+        """chunk: tokens at a time; by default as many as have 128 MB of logits, on a GPU 256 MB."""
         whole = chunk or max(256, (1 << (27 if hidden.is_cuda else 20)) // len(weight))
         if target.numel() <= whole:
             return super().of_hidden(hidden, weight, target)

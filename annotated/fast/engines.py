@@ -22,7 +22,8 @@ import torch
 from annotated import files
 from annotated.data.tokenizers import BEGIN, END
 from annotated.interop.ctranslate2 import export_to_ctranslate2, translate_ids
-from annotated.interop.hugging_face import export_to_hugging_face, library_form
+from annotated.interop.hf_tokenizers import library_form
+from annotated.interop.hugging_face import export_to_hugging_face
 from annotated.results import describe_machine, read_json
 from annotated.training.loop import evaluating
 from annotated.translation.search import encode_texts, search
@@ -30,7 +31,7 @@ from annotated.translation.search import encode_texts, search
 # %% ../../notebooks/91_engines.ipynb #en000008
 @dataclass
 class Engine:
-    """What turns lists of source ids into lists of target ids, and scores given ones (6.1)."""
+    """Turns lists of source ids into lists of target ids, and scores given ones (6.1)."""
 
     name: str
     precision: str
@@ -63,15 +64,16 @@ _QUANTIZATION = {"fp32": None, "bf16": "bfloat16", "int8": "int8"}  # CTranslate
 
 
 def _kept_as(saved, name):
-    """Where something made from a checkpoint is kept: another path for other weights."""
+    """The path where something made from a checkpoint is kept; it depends on the weights."""
     digest = hashlib.sha256(repr((saved.model.config, saved.tokenizer.as_dict())).encode())
     for key, weight in sorted(saved.model.state_dict().items()):
         digest.update(key.encode() + weight.detach().float().cpu().numpy().tobytes())
     return files.data_root() / "engines" / f"{name}-{digest.hexdigest()[:16]}"
 
 
+# %% ../../notebooks/91_engines.ipynb #en0000s0
 def _converted(saved, precision):
-    """The folder for CTranslate2 of a checkpoint, made if it is not there."""
+    """The CTranslate2 folder of a checkpoint, made if it is missing."""
     folder = _kept_as(saved, f"ctranslate2-{precision}")
     if not folder.exists():
         with tempfile.TemporaryDirectory() as temporary:
@@ -80,7 +82,7 @@ def _converted(saved, precision):
             export_to_ctranslate2(exported, folder, _QUANTIZATION[precision])
     return folder
 
-
+# %% ../../notebooks/91_engines.ipynb #en0000s1
 def _ctranslate2_engine(saved, precision):
     """A function like `search` that calls CTranslate2, with a worker for each thread."""
     folder = _converted(saved, precision)
@@ -110,15 +112,14 @@ TOLERANCE = {"fp32": 0.001, "bf16": 0.3, "int8": 0.6}  # of the log-probability 
 
 def _examples(saved, sentences, number=8):
     """Source ids of a few sentences, or without any of random words."""
-    language = saved.info.get("source_language", "en")
-    sources = encode_texts(list(sentences)[:number], saved.tokenizer, language)
+    sources = encode_texts(list(sentences)[:number], saved.tokenizer, saved.languages[0])
     draw, pieces = random.Random(0), range(4, len(saved.tokenizer))
     return ([source for source in sources if 0 < len(source) <= saved.model.config.max_length]
             or [[*draw.choices(pieces, k=3 + row), END] for row in range(number)])
 
 
 def apart(engine, saved, sources):
-    """The largest difference of log P of a token of the plain model's translations, nats."""
+    """The largest difference of a token's log P in the plain model's translations, in nats."""
     largest, config = 0.0, saved.model.config
     most = config.max_length if config.positions == "learned" else None
     for source, output in zip(sources, search(saved.model, sources), strict=True):
@@ -152,8 +153,8 @@ def _measured(saved, precision, sources):
 def quickest_engine(saved, precision, sources):
     """The name of the quickest engine for a model on this machine; standard error says why.
 
-    It is measured once and kept in the data folder, unless an engine could not be tried: a package
-    may be installed by the next time. ValueError if no engine computes the model.
+    The measured times are kept in the data folder, unless an engine could not be tried, because
+    its package may be installed later. ValueError if no engine computes the model.
     """
     path = _kept_as(saved, f"seconds-{precision}").with_suffix(".json")
     machine = describe_machine(next(saved.model.parameters()).device)

@@ -1,4 +1,4 @@
 """Export to Hugging Face and CTranslate2, and import from Hugging Face.
 
-`hugging_face`, `ctranslate2`
+`hf_tokenizers`, `hugging_face`, `ctranslate2`
 """

@@ -24,7 +24,7 @@ from annotated.translation.search import greedy_decode
 
 # %% ../../notebooks/97_ctranslate2.ipynb #77b301aa
 def _converted(hf_folder):
-    """A model of CTranslate2 from an exported folder, by its converter of BART without a norm."""
+    """A CTranslate2 model from an exported folder, by its converter for BART without a norm."""
     from ctranslate2.converters.transformers import BartLoader
     from transformers import AutoTokenizer, MarianMTModel
 
@@ -46,9 +46,9 @@ def _converted(hf_folder):
 def export_to_ctranslate2(hf_folder, folder, quantization=None):
     """Make a CTranslate2 folder from one that `export_to_hugging_face` wrote; whole or not at all.
 
-    quantization: None for float32, or "int8", "int16", "bfloat16", "float16". Tokenizer and card go
-    along. Needs the packages transformers and ctranslate2 (ImportError says so); ValueError for a
-    folder that is not such an export.
+    quantization: None for float32, or "int8", "int16", "bfloat16", "float16". Tokenizer and model
+    card are copied. ImportError without the packages transformers and ctranslate2, ValueError for
+    a folder that is not such an export.
     """
     try:
         model = _converted(hf_folder)
@@ -88,7 +88,7 @@ def check_export(model, tokenizer, hf_folder, sentences, language="en", ctransla
                  max_tokens=4096):
     """Compare an export with its model on real sentences; returns the counts as a dict.
 
-    ctranslate2_folder: also compare the greedy output of that one. ValueError: a sentence too long.
+    ctranslate2_folder: also compare its greedy output. ValueError for a sentence that is too long.
     """
     from transformers import AutoTokenizer, MarianMTModel
 
@@ -138,9 +138,8 @@ COMPARED = (
 
 # %% ../../notebooks/97_ctranslate2.ipynb #93a3448e
 def compare_export(saved, folder, sentences, ctranslate2_folder=None, quantization=None):
-    """`check_export` of a `Checkpoint`: also whether all that must agree does, and the machine."""
-    language = saved.info.get("source_language", "en")
-    result = check_export(saved.model, saved.tokenizer, folder, sentences, language,
+    """`check_export` for a `Checkpoint`; adds whether all that must agree does, and the machine."""
+    result = check_export(saved.model, saved.tokenizer, folder, sentences, saved.languages[0],
                           ctranslate2_folder)
     exact = ["same ids of the source", "same greedy output"]
     if ctranslate2_folder and not quantization:

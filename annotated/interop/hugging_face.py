@@ -7,7 +7,7 @@ __all__ = ['export_to_hugging_face', 'import_from_hugging_face']
 
 # %% ../../notebooks/25_hugging_face.ipynb #ff5e9fc5
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -16,29 +16,20 @@ from safetensors import SafetensorError
 from safetensors.torch import save
 from torch import Tensor
 
-from annotated.data.normalization import CLEANING, Normalizer
-from annotated.data.tokenizers import (
-    BEGIN,
-    END,
-    PAD,
-    SPECIAL_PIECES,
-    UNKNOWN,
-    WORDS,
-    SubwordTokenizer,
-    WordTokenizer,
-    library_tokenizer,
-)
+from annotated.data.tokenizers import BEGIN, END, PAD, UNKNOWN, SubwordTokenizer, WordTokenizer
 from annotated.files import whole_folder, write_json
+from annotated.interop.hf_tokenizers import book_tokenizer, write_tokenizer
 from annotated.model.positional import sinusoidal_encoding
 from annotated.model.transformer import Transformer, TransformerConfig
+from annotated.results import read_json
 from annotated.training.builders import BUILDERS, MARIAN, build_model, builder_of, foreign_part
 from annotated.training.checkpoints import MANIFEST, Checkpoint, load_checkpoint
 
 # %% ../../notebooks/25_hugging_face.ipynb #a48a59ba
 def halves(d_model) -> Int[Tensor, "d_model"]:
-    """Marian's order of the dimensions, as indices of ours: even ones (sines), then odd ones."""
-    dimensions = torch.arange(d_model)
-    return torch.cat([dimensions[0::2], dimensions[1::2]])
+    """The indices of our dimensions in Marian's order: even ones (sines), then odd ones."""
+    return torch.cat([torch.arange(0, d_model, 2), torch.arange(1, d_model, 2)])
+
 
 # %% ../../notebooks/25_hugging_face.ipynb #2916c564
 SAME_FIELDS = {  # in Marian's configuration: in ours
@@ -52,7 +43,7 @@ FIXED_FIELDS = {"model_type": "marian", "scale_embedding": True, "tie_word_embed
 
 
 def marian_fields(config, dtype=torch.float32, activation="relu"):
-    """The `config.json` of an exported model; ValueError for what Marian cannot express."""
+    """The fields of `config.json` for a model; ValueError for a setting that Marian lacks."""
     same = TransformerConfig(**{ours: getattr(config, ours) for ours in SAME_FIELDS.values()})
     heads = [("d_k", config.d_model / config.h), ("d_v", config.d_model / config.h)]
     for name, value in vars(config).items():
@@ -70,7 +61,7 @@ def marian_fields(config, dtype=torch.float32, activation="relu"):
 
 # %% ../../notebooks/25_hugging_face.ipynb #1470d6f1
 def book_config(marian):
-    """The `TransformerConfig` for a `MarianConfig`; ValueError for what it cannot express."""
+    """The `TransformerConfig` of a `MarianConfig`; ValueError for a setting that ours lacks."""
     config = TransformerConfig(**{ours: getattr(marian, theirs)
                                   for theirs, ours in SAME_FIELDS.items()})
     kinds = [name.removeprefix("marian-") for name in MARIAN]
@@ -84,13 +75,12 @@ def book_config(marian):
 
 # %% ../../notebooks/25_hugging_face.ipynb #6761f8a0
 def marian_names(N):
-    """{name of a weight in Marian: (its name here, its axis of d_model or None)}."""
+    """{Marian's name of a weight: (our name, its axis of size d_model or None)}."""
     names = {"model.shared.weight": ("embedding.weight", 1)}
     reads, writes, own = (1, None), (0, 0), {"self_attn": "self_attention"}  # of weight, bias
     maps = {"q_proj": ("W_Q", reads), "k_proj": ("W_K", reads), "v_proj": ("W_V", reads),
             "out_proj": ("W_O", writes)}
-    both = own | {"encoder_attn": "cross_attention"}
-    for stack, kinds in (("encoder", own), ("decoder", both)):
+    for stack, kinds in (("encoder", own), ("decoder", own | {"encoder_attn": "cross_attention"})):
         parts = {f"{kind}.{theirs}": (f"{ours}.{W}", axes)
                  for kind, ours in kinds.items() for theirs, (W, axes) in maps.items()}
         parts |= {"fc1": ("feed_forward.W_1", reads), "fc2": ("feed_forward.W_2", writes)}
@@ -104,7 +94,7 @@ def marian_names(N):
 
 # %% ../../notebooks/25_hugging_face.ipynb #ab0043f5
 def to_marian(weights, config):
-    """A state dict of a `Transformer` as one of a `MarianMTModel`: reordered, and biases zero."""
+    """The state dict of a `MarianMTModel` for that of a `Transformer`: reordered, zero biases."""
     order, embedding, marian = halves(config.d_model), weights["embedding.weight"].cpu(), {}
     for theirs, (ours, axis) in marian_names(config.N).items():
         weight = weights.get(ours, embedding.new_zeros(config.d_model)).detach().cpu()
@@ -114,15 +104,14 @@ def to_marian(weights, config):
 
 # %% ../../notebooks/25_hugging_face.ipynb #9b66124d
 def from_marian(marian, config, activation="relu", ids=slice(None)):
-    """(state dict, name of its builder) from a `MarianMTModel`'s state dict: `to_marian` undone.
+    """(state dict, name of the builder) for a `MarianMTModel`'s state dict; undoes `to_marian`.
 
-    ids: of each token here, Marian's. ValueError for positions that are no sinusoids.
+    ids: Marian's id for each id here. Raises ValueError for positions that are not sinusoids.
     """
-    back, weights = halves(config.d_model).argsort(), {}
-    table = sinusoidal_encoding(config.max_length, config.d_model)
+    order, weights = halves(config.d_model), {}
+    back, table = order.argsort(), sinusoidal_encoding(config.max_length, config.d_model)[:, order]
     for name in (name for name in marian if name.endswith("embed_positions.weight")):
-        if not torch.allclose(marian[name].float(), torch.cat([table[:, ::2], table[:, 1::2]], 1),
-                              atol=0.01):
+        if not torch.allclose(marian[name].float(), table, atol=0.01):
             raise ValueError(f"{name} holds no sinusoids, and the model here computes them")
     for theirs, (ours, axis) in marian_names(config.N).items():
         weight = marian[theirs]
@@ -135,107 +124,26 @@ def from_marian(marian, config, activation="relu", ids=slice(None)):
     weights["embedding.weight"] = embedding[:, :-1].contiguous()
     return {name: weight for name, weight in weights.items() if name not in bias}, "transformer"
 
-# %% ../../notebooks/25_hugging_face.ipynb #09361e02
-GLUE = (  # what `join_words` takes out, as far as a file can say it: (where, what takes its place)
-    (r" (?=[.,!?;:…)\]}%])", ""), (r"(?<=[(\[{„]) ", ""), (r"(?<=\w) - (?=\w)", "-"),
-    (r" (?=(?:n['’]t|['’](?:s|m|d|re|ve|ll))(?!\w)|-[^\W\d])", ""),
-)
-
-
-
-# %% ../../notebooks/25_hugging_face.ipynb #27ea1bb8
-def _normalizers(tokenizer):
-    """The form of a tokenizer's text as normalizers of the library; of Moses' scripts nothing."""
-    from tokenizers import Regex, normalizers
-
-    form = tokenizer.normalizer
-    cleaning = [normalizers.Replace(Regex(old), new) for old, new in CLEANING]
-    marks = [normalizers.Replace(chr(mark), other) for mark, other in form.table.items()]
-    return [normalizers.NFC(), *cleaning, *marks, *[normalizers.Lowercase()] * form.lowercase]
-
-
-def _word_form(tokenizer, names):
-    """A `WordTokenizer` in the library's form, its special ids called `names`."""
-    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
-
-    ids = {word: index for index, word in enumerate([*names, *tokenizer.words])}
-    form = Tokenizer(models.WordLevel(ids, unk_token=names[UNKNOWN]))
-    form.normalizer = normalizers.Sequence(_normalizers(tokenizer))
-    form.pre_tokenizer = pre_tokenizers.Split(Regex(WORDS), "removed", invert=True)  # no word: gone
-    spaces = [decoders.WordPiece(prefix="⟨⟩", cleanup=False), decoders.Fuse()]  # between all words
-    glue = [decoders.Replace(Regex(old), new) for old, new in GLUE]
-    form.decoder = decoders.Sequence([*spaces, *glue])
-    return form
-
-
-def _subword_form(tokenizer, names):
-    """A `SubwordTokenizer` in the library's form, its special ids called `names`."""
-    from tokenizers import decoders, normalizers
-
-    pieces = [*names, *tokenizer.vocabulary]
-    form = library_tokenizer(tokenizer.model, pieces, tokenizer.merges)
-    form.normalizer = normalizers.Sequence([  # a first word looks like any other
-        *_normalizers(tokenizer), normalizers.Prepend(" ")])
-    prefix = json.loads(form.to_str())["model"].get("continuing_subword_prefix")  # of WordPiece
-    unmark = [decoders.Replace(prefix, "")] if prefix else []
-    strip = [decoders.ByteLevel(), decoders.Strip(" ", 1, 0)]
-    form.decoder = decoders.Sequence([*unmark, *strip])
-    return form
-
-# %% ../../notebooks/25_hugging_face.ipynb #b81537ab
-def library_form(tokenizer):
-    """A tokenizer of this library as one of the library `tokenizers`, which adds END to each text.
-
-    Subwords and words get the same ids as here; words are joined by GLUE, nearly as `join_words`
-    does. The ids 0 to 3 have their usual names, in brackets if a piece is called so.
-    """
-    from tokenizers import AddedToken, processors
-
-    subwords, names = isinstance(tokenizer, SubwordTokenizer), []
-    for name in SPECIAL_PIECES:
-        while name in (tokenizer.vocabulary if subwords else tokenizer.words):
-            name = f"⟨{name}⟩"
-        names.append(name)
-    form = (_subword_form if subwords else _word_form)(tokenizer, names)
-    form.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
-    end = {"single": f"$A {names[END]}", "special_tokens": [(names[END], END)]}
-    form.post_processor = processors.TemplateProcessing(**end)
-    return form
-
-# %% ../../notebooks/25_hugging_face.ipynb #d9f543a9
-def book_tokenizer(folder):
-    """The tokenizer that an exported folder was written from; ValueError for any other folder."""
-    try:
-        form, fields = (json.loads((Path(folder) / name).read_text("utf-8"))
-                        for name in ("tokenizer.json", "tokenizer_config.json"))
-        model, saved = form["model"], fields["annotated_normalizer"]
-        pieces = sorted(model["vocab"], key=model["vocab"].get)[len(SPECIAL_PIECES):]
-        if model["type"] == "WordLevel":
-            tokenizer = WordTokenizer(pieces, (fields["source_lang"], fields["target_lang"]))
-        else:
-            tokenizer = SubwordTokenizer(pieces, model.get("merges", []), model["type"].lower())
-        tokenizer.normalizer = Normalizer(**saved | {"languages": tuple(saved["languages"])})
-        again = json.loads(library_form(tokenizer).to_str())
-        other = [part for part in ("model", "normalizer", "pre_tokenizer")
-                 if form.get(part) != again[part]]
-    except OSError:  # its message names the file
-        raise
-    except Exception as error:  # the library raises bare exceptions
-        raise ValueError(f"{folder}: tokenizer.json is not one that export_to_hugging_face wrote "
-                         f"({error!r:.200})") from None
-    if other:
-        raise ValueError(f"{folder}: tokenizer.json has another {other[0]} than a tokenizer of "
-                         "this library")
-    return tokenizer
-
-# %% ../../notebooks/25_hugging_face.ipynb #f9154f64
-CARD = """---
-language: {languages}
+# %% ../../notebooks/25_hugging_face.ipynb #c0ffee25
+def model_card(config, tokenizer, source_language="en", target_language="de", data=None,
+               metric=None, signature=None):
+    """The text of an exported model's README.md; anything not given reads "not stated"."""
+    kind = {"bpe": "byte-pair encoding", "wordpiece": "WordPiece"}
+    kind = kind.get(getattr(tokenizer, "model", None), "words")
+    vocabulary = f"{len(tokenizer):,} ids, {kind}, one for both languages"
+    sizes = ", ".join(f"{name}={getattr(config, name):,}" for name in ("N", "d_model", "d_ff", "h"))
+    data, metric, signature = (" ".join(str(text).split()) if text else "not stated"
+                               for text in (data, metric, signature and f"`{signature}`"))
+    form, length = tokenizer.normalizer, config.max_length
+    moses = form.moses or form.punctuation
+    caution = "\nText must be given as Moses' scripts leave it." if moses else ""
+    return f"""---
+language: {json.dumps([source_language, target_language])}
 library_name: transformers
 pipeline_tag: translation
 tags: [translation, marian]
 ---
-# Transformer, {source} to {target}
+# Transformer, {source_language} to {target_language}
 
 An encoder-decoder Transformer as in *Attention Is All You Need* (post-norm, sinusoidal positions,
 tied embeddings), in the form of `MarianMTModel`: {sizes}; {vocabulary}.
@@ -251,33 +159,14 @@ batch = tokenizer(sentences, return_tensors="pt", padding=True)
 print(tokenizer.batch_decode(model.generate(**batch, num_beams=1), skip_special_tokens=True))
 ```
 
-The decoder begins with token {begin}, which is not padding as in other Marian models. There are
+The decoder begins with token {BEGIN}, which is not padding as in other Marian models. There are
 positions for {length} tokens per side. For CTranslate2 use `annotated export --ctranslate2`, since
 that engine's own converter takes another start for granted.{caution}
 """
 
-# %% ../../notebooks/25_hugging_face.ipynb #c0ffee25
-def model_card(config, tokenizer, source_language="en", target_language="de", data=None,
-               metric=None, signature=None):
-    """The README.md of an exported model; what is not given reads "not stated"."""
-    kind = {"bpe": "byte-pair encoding", "wordpiece": "WordPiece"}
-    kind = kind.get(getattr(tokenizer, "model", None), "words")
-    data, metric, signature = (" ".join(str(text).split()) if text else "not stated"
-                               for text in (data, metric, signature and f"`{signature}`"))
-    form = tokenizer.normalizer
-    moses = form.moses or form.punctuation
-    caution = "\nText must be given as Moses' scripts leave it." if moses else ""
-    sizes = (f"{name}={getattr(config, name):,}" for name in ("N", "d_model", "d_ff", "h"))
-    return CARD.format(
-        languages=json.dumps([source_language, target_language]), data=data, metric=metric,
-        source=source_language, target=target_language, signature=signature, begin=BEGIN,
-        sizes=", ".join(sizes),
-        vocabulary=f"{len(tokenizer):,} ids, {kind}, one for both languages",
-        length=config.max_length, caution=caution)
-
 # %% ../../notebooks/25_hugging_face.ipynb #bc3db665
 def _activation(model, tokenizer):
-    """The activation of a model that Marian can express; TypeError or ValueError for another."""
+    """The activation of a model that Marian supports; TypeError or ValueError for any other."""
     kinds = WordTokenizer, SubwordTokenizer
     if not isinstance(model, Transformer) or not isinstance(tokenizer, kinds):
         got = f"{type(model).__name__} and {type(tokenizer).__name__}"
@@ -293,61 +182,45 @@ def _activation(model, tokenizer):
     return name.removeprefix("marian-") if name in MARIAN else "relu"
 
 
-def _tokenizer_fields(form, normalizer, config, source_language, target_language):
-    """The content of `tokenizer_config.json`: how Transformers is to use the `tokenizer.json`."""
-    ids = {"pad_token": PAD, "bos_token": BEGIN, "eos_token": END, "unk_token": UNKNOWN}
-    return {"tokenizer_class": "PreTrainedTokenizerFast", "split_special_tokens": True,
-            **{name: form.id_to_token(index) for name, index in ids.items()},
-            "model_input_names": ["input_ids", "attention_mask"],
-            "model_max_length": config.max_length, "clean_up_tokenization_spaces": False,
-            "source_lang": source_language, "target_lang": target_language,
-            "annotated_normalizer": asdict(normalizer)}
-
 # %% ../../notebooks/25_hugging_face.ipynb #5b02986c
 def export_to_hugging_face(model, tokenizer, folder, *, source_language="en", target_language="de",
                            data=None, metric=None, signature=None):
     """Write a folder that `transformers.MarianMTModel` and `AutoTokenizer` load, with a model card.
 
-    data: what it was trained on, metric: how it scored and on what, signature: by which definition;
-    each in words or None. ValueError for what Marian cannot express, or a tokenizer too large;
-    TypeError for another model or tokenizer; FileExistsError for a folder that exists. Whole or not
-    at all.
+    data: what it was trained on; metric: its score and on what; signature: the score's definition;
+    each in words or None. Raises ValueError for a setting that Marian lacks or a tokenizer that is
+    too large, TypeError for another kind of model or tokenizer, FileExistsError for a folder that
+    exists. Writes everything or nothing.
     """
-    activation = _activation(model, tokenizer)
-    config, weights, form = model.config, model.state_dict(), library_form(tokenizer)
-    languages = source_language, target_language
-    card = model_card(config, tokenizer, *languages, data, metric, signature)
+    config, languages = model.config, (source_language, target_language)
+    fields = marian_fields(config, model.embedding.weight.dtype, _activation(model, tokenizer))
     decoding = {"bos_token_id": BEGIN, "decoder_start_token_id": BEGIN, "eos_token_id": END,
                 "pad_token_id": PAD, "forced_eos_token_id": None, "suppress_tokens": [PAD, BEGIN],
                 "max_length": config.max_length}
-    files = {"config.json": marian_fields(config, weights["embedding.weight"].dtype, activation),
-             "generation_config.json": decoding,
-             "tokenizer_config.json": _tokenizer_fields(
-                 form, tokenizer.normalizer, config, *languages)}
+    card = model_card(config, tokenizer, *languages, data, metric, signature)
     with whole_folder(folder) as part:
-        tensors = save(to_marian(weights, config), metadata={"format": "pt"})
+        tensors = save(to_marian(model.state_dict(), config), metadata={"format": "pt"})
         (part / "model.safetensors").write_bytes(tensors)
-        for name, value in files.items():
-            write_json(part / name, value)
-        form.save(str(part / "tokenizer.json"))
+        write_json(part / "config.json", fields)
+        write_json(part / "generation_config.json", decoding)
+        write_tokenizer(tokenizer, part, languages, config.max_length)
         (part / "README.md").write_text(card, encoding="utf-8")
 
 # %% ../../notebooks/25_hugging_face.ipynb #hf100001
 def marian_ids(config, folder):
-    """For each id here, Marian's: padding, begin, end, unknown, then the others in their order."""
+    """Marian's id for each id here: padding, begin, end, unknown, then the others in order."""
     path = Path(folder) / "vocab.json"  # of Marian's own tokenizers
-    unknown = json.loads(path.read_text("utf-8"))["<unk>"] if path.is_file() else UNKNOWN
+    unknown = read_json(path)["<unk>"] if path.is_file() else UNKNOWN
     special = [config.pad_token_id, config.decoder_start_token_id, config.eos_token_id, unknown]
     return [*special, *(i for i in range(config.vocab_size) if i not in special)]
 
 # %% ../../notebooks/25_hugging_face.ipynb #60947480
 def _read_marian(folder):
-    """The `MarianMTModel` in a folder; FileNotFoundError or ValueError where there is none."""
+    """The `MarianMTModel` in a folder; FileNotFoundError or ValueError if there is none."""
     from transformers import MarianMTModel
 
-    text = (Path(folder) / "config.json").read_text("utf-8")
     try:
-        if (kind := dict(json.loads(text)).get("model_type")) != "marian":
+        if (kind := dict(read_json(Path(folder) / "config.json")).get("model_type")) != "marian":
             raise ValueError(f"config.json: model_type={kind!r} cannot be imported, only 'marian'")
         with torch.random.fork_rng(devices=[]):
             marian, report = MarianMTModel.from_pretrained(
@@ -362,12 +235,13 @@ def _read_marian(folder):
     return marian
 
 
+# %% ../../notebooks/25_hugging_face.ipynb #hf100007
 def import_from_hugging_face(folder):
-    """The `Checkpoint` of a folder that holds a Marian model, with its languages.
+    """The `Checkpoint` of a folder with a Marian model, with its languages among its facts.
 
-    The folder is one that `export_to_hugging_face` wrote, or Transformers for any Marian model. A
-    tokenizer of another library is None. Needs the package transformers. OSError and ValueError
-    name the file, and the field or weight, that is missing or cannot be expressed.
+    The folder was written by `export_to_hugging_face`, or by Transformers for any Marian model. The
+    tokenizer is None if it is of another library. Needs the package transformers. Raises OSError or
+    ValueError, naming the file and the field or weight that is missing or not supported.
     """
     folder, marian = Path(folder), _read_marian(folder)
     config, ids = book_config(marian.config), marian_ids(marian.config, folder)
@@ -378,35 +252,21 @@ def import_from_hugging_face(folder):
     model.load_state_dict(weights, assign=True)
     path = folder / "tokenizer_config.json"
     if path.is_file():
-        fields = json.loads(path.read_text("utf-8"))
+        fields = read_json(path)
         info = {f"{side}_language": fields.get(f"{side}_lang") for side in ("source", "target")}
         tokenizer = None if (folder / "source.spm").is_file() else book_tokenizer(folder)
     return Checkpoint(model.eval(), tokenizer, info)
 
 # %% ../../notebooks/25_hugging_face.ipynb #hf100005
 def load_for_training(folder):
-    """The `Checkpoint` in a folder, ours or a Marian model, in single precision.
+    """The `Checkpoint` in a folder, one of ours or a Marian model, in single precision.
 
-    Errors as of `load_checkpoint` and `import_from_hugging_face`; ValueError for a tokenizer that
-    cannot be read, without which the meaning of the ids would be lost.
+    Raises as `load_checkpoint` and `import_from_hugging_face` do, and ValueError for a tokenizer
+    that cannot be read, because without it the ids have no meaning.
     """
     if (Path(folder) / MANIFEST).is_file():
         return load_checkpoint(folder)
     saved = import_from_hugging_face(folder)
     if saved.tokenizer is None and (Path(folder) / "source.spm").is_file():
         raise ValueError(f"{folder}: source.spm is of SentencePiece, which cannot be read here")
-    saved.model.float()
-    return saved
-
-# %% ../../notebooks/25_hugging_face.ipynb #df7f8703
-def score_in_words(path):
-    """{"metric", "signature"} from the JSON of a `bleu_report`, or of `annotated score`."""
-    try:
-        report = json.loads(Path(path).read_text(encoding="utf-8"))
-        entry = report["entries"]["sacrebleu"]
-        data = report.get("data") or f"{report['sentences']} sentences"
-        where = ", ".join(str(part) for part in (data, report.get("decoding")) if part)
-        return {"metric": f"BLEU {entry['score']:.2f} on {where}", "signature": entry["signature"]}
-    except (ValueError, KeyError, TypeError) as error:
-        hint = "give the JSON that bleu_report wrote"
-        raise ValueError(f"{path} is no report of scores ({error!r}): {hint}") from None
+    return replace(saved, model=saved.model.float())

@@ -24,8 +24,9 @@ Output = tuple[Float[Tensor, "*#batch queries d_v"], Weights]  # output, weights
 def masked_softmax(scores: Weights, mask: Mask = None) -> Weights:
     """Softmax over the keys, with exactly 0 where mask is False (section 3.2.1).
 
-    A row with no True becomes a row of zeros, never NaN. The filling is the lowest number of the
-    scores' own type, so that half precision stays finite. TypeError for a mask that is not boolean.
+    A row without any True becomes a row of zeros, never NaN. Masked scores are filled with the
+    lowest finite number of their dtype, so that half precision stays finite. Raises TypeError for a
+    mask that is not boolean.
     """
     if mask is None:
         return scores.softmax(dim=-1)
@@ -39,8 +40,8 @@ def scaled_dot_product_attention(query: Queries, key: Keys, value: Values, mask:
                                  dropout=0.0) -> Output:
     """softmax(Q Kᵀ / √d_k) V (section 3.2.1), returned with the weights: (output, weights).
 
-    mask: True = may attend. dropout: share of the weights zeroed, the others grow to make up for it
-    (whenever it is above 0, so pass 0 unless you train).
+    mask: True = may attend. dropout: fraction of the weights set to zero, while the others are
+    divided by 1 - dropout. It applies whenever it is above 0, so pass 0 outside training.
     """
     scores = (query / math.sqrt(key.size(-1))) @ key.transpose(-2, -1)
     weights = nn.functional.dropout(masked_softmax(scores, mask), dropout)
@@ -48,14 +49,14 @@ def scaled_dot_product_attention(query: Queries, key: Keys, value: Values, mask:
 
 # %% ../../notebooks/01_attention.ipynb #790d2cfd
 class DotProductAttention(nn.Module):
-    """`scaled_dot_product_attention` as a part of a layer; dropout in training only (3.2.1)."""
+    """`scaled_dot_product_attention` as a module; applies dropout only in training (3.2.1)."""
 
     def __init__(self, dropout=0.0):
         super().__init__()
         self.dropout = dropout
 
     def forward(self, query: Queries, key: Keys, value: Values, mask: Mask = None) -> Output:
-        """(output, weights), as the function returns them."""
+        """Return (output, weights), as the function does."""
         dropout = self.dropout if self.training else 0.0
         return scaled_dot_product_attention(query, key, value, mask, dropout)
 
@@ -74,7 +75,7 @@ class AdditiveAttention(nn.Module):
 
     def forward(self, query: Float[Tensor, "*#batch queries d_query"], key: Keys, value: Values,
                 mask: Mask = None) -> Output:
-        """(output, weights), the mask as in the dot product."""
+        """Return (output, weights); the mask works as in `scaled_dot_product_attention`."""
         q = self.W_q(query).unsqueeze(-2)  # (..., queries, 1, d_hidden)
         k = self.W_k(key).unsqueeze(-3)    # (..., 1, keys, d_hidden)
         scores = self.v((q + k).tanh())    # (..., queries, keys, 1)

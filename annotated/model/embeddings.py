@@ -25,7 +25,7 @@ class TokenEmbedding(nn.Module):
         self.weight = nn.Parameter(torch.randn(vocab_size, d_model) * d_model**-0.5)
 
     def forward(self, ids: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch d_model"]:
-        """The rows of these ids times sqrt(d_model). IndexError (on a CPU): an id out of range."""
+        """Return the rows of these ids times sqrt(d_model); IndexError (on a CPU) for other ids."""
         try:
             return nn.functional.embedding(ids, self.weight) * math.sqrt(self.weight.size(1))
         except IndexError as error:
@@ -34,7 +34,7 @@ class TokenEmbedding(nn.Module):
                              "tokenizer this model was made for, or a larger vocab_size") from error
 
     def logits(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch vocab_size"]:
-        """Logits: the dot product with every row of the same matrix, unscaled."""
+        """Return the logits: unscaled dot products with every row of the same matrix."""
         return x @ self.weight.T
 
     def extra_repr(self):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 class PositionwiseFeedForward(nn.Module):
     """max(0, x W_1 + b_1) W_2 + b_2, the same at every position (section 3.3).
 
-    d_ff: width of the hidden layer; dropout: share of hidden units zeroed while training (the
+    d_ff: width of the hidden layer; dropout: fraction of hidden units set to zero in training (the
     paper's text has none).
     """
 
@@ -23,6 +23,6 @@ class PositionwiseFeedForward(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
-        """The two linear maps with a ReLU between them."""
+        """Apply the two linear maps with a ReLU between them."""
         hidden = self.W_1(x).relu()  # (..., d_ff)
         return self.W_2(self.dropout(hidden))

@@ -22,9 +22,10 @@ class MultiHeadAttention(nn.Module):
     """Concat(head_1 … head_h) W_O: h attentions, each with its own projections (section 3.2.2).
 
     d_k, d_v: width of one head's queries and keys, and of its values; d_model / h unless given.
-    dropout: share of attention weights zeroed while training.
-    `attention` is the part that looks: (Q, K, V, mask) -> (heads, weights); assign another.
-    ValueError if h does not divide d_model where it has to, and for a mask of three axes.
+    dropout: fraction of the attention weights set to zero in training.
+    `attention` computes (Q, K, V, mask) -> (heads, weights); assign another module to replace it.
+    Raises ValueError if d_k or d_v follows from h and h does not divide d_model, and for a mask
+    with three axes.
     """
 
     def __init__(self, d_model, h, d_k=None, d_v=None, dropout=0.0):
@@ -44,30 +45,30 @@ class MultiHeadAttention(nn.Module):
         return self.output(self.attend(*self.project(query, key, value), mask))
 
     def project(self, query: _QueryIn, key: _KeyIn, value: _KeyIn) -> tuple[Queries, Keys, Values]:
-        """Q, K and V of all heads."""
+        """Return Q, K and V of all heads."""
         return self.queries(query), *self.keys_and_values(key, value)
 
     def queries(self, query: _QueryIn) -> Queries:
-        """The projected queries of all heads: Q."""
+        """Return Q, the projected queries of all heads."""
         return self.split(self.W_Q(query))
 
     def keys_and_values(self, key: _KeyIn, value: _KeyIn) -> tuple[Keys, Values]:
-        """The projected keys and values of all heads: K and V."""
+        """Return K and V, the projected keys and values of all heads."""
         return self.split(self.W_K(key)), self.split(self.W_V(value))
 
     def split(self, x: Float[Tensor, "batch n h_d"]) -> Float[Tensor, "batch h n d"]:
-        """(batch, n, h · d) as (batch, h, n, d)."""
+        """Rearrange (batch, n, h · d) into (batch, h, n, d)."""
         return x.unflatten(-1, (self.h, -1)).transpose(1, 2)
 
     def attend(self, Q: Queries, K: Keys, V: Values, mask: Mask = None) -> _Heads:
-        """The attention output of every head."""
+        """Return the attention output of every head."""
         if mask is not None and mask.dim() == 3:
             raise ValueError(f"mask has shape {tuple(mask.shape)}: give mask.unsqueeze(1) for one "
                              "matrix a sentence, mask.unsqueeze(0) for one per head")
         return self.attention(Q, K, V, mask)[0]
 
     def output(self, heads: _Heads) -> _QueryIn:
-        """The heads concatenated and projected by W_O."""
+        """Concatenate the heads and project them by W_O."""
         return self.W_O(heads.transpose(1, 2).flatten(-2))
 
 # %% ../../notebooks/02_multi_head.ipynb #beb59870
@@ -93,9 +94,9 @@ def record_attention(model):
     """Collect attention weights while a with block is open: {path: (batch, h, queries, keys)}.
 
     model: any nn.Module; a path reads like "decoder.layers.1.cross_attention" ("" for a model that
-    is itself the layer). A layer called again replaces its weights. They are detached and, while
-    training, after dropout. ValueError if model holds no MultiHeadAttention, and when a part runs
-    that makes no weights.
+    is itself the layer). If a layer is called twice, its later weights replace the earlier ones.
+    Weights are detached; in training mode they are recorded after dropout. Raises ValueError if
+    model contains no MultiHeadAttention, and if an attention module returns no weights.
     """
     layers = {p: m for p, m in model.named_modules() if isinstance(m, MultiHeadAttention)}
     if not layers:

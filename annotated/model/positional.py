@@ -29,10 +29,10 @@ def sinusoidal_encoding(length, d_model, start=0) -> Float[Tensor, "length d_mod
 
 # %% ../../notebooks/05_positional.ipynb #75600767
 def shift_matrix(k, d_model) -> Float[Tensor, "d_model d_model"]:
-    """R_k in float64 with PE(pos + k) = R_k PE(pos) at every pos: one rotation per pair (3.5).
+    """Return R_k, with PE(pos + k) = R_k PE(pos) for all pos: one rotation per pair (3.5); float64.
 
-    k is a number of positions and may be negative. ValueError: an odd d_model, whose last sine has
-    no partner.
+    k is a number of positions and may be negative. Raises ValueError for an odd d_model, whose last
+    sine has no cosine.
     """
     if d_model % 2:
         raise ValueError(f"d_model={d_model} is odd, the last sine has no cosine: give an even one")
@@ -67,7 +67,7 @@ class LearnedPositionalEmbedding(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: _X, start=0) -> _X:
-        """start: as in PositionalEncoding. ValueError: past max_length."""
+        """start: as in PositionalEncoding. Raises ValueError for positions past max_length."""
         end, most = start + x.size(1), len(self.table)
         if end > most:
             hint = "shorten the input, train with a larger max_length, or use sinusoidal positions"

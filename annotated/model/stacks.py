@@ -39,9 +39,9 @@ class ResidualConnection(nn.Module):
 class EncoderLayer(nn.Module):
     """Self-attention, then the feed-forward network, each in a residual connection (section 3.1).
 
-    `dropout` is the printed one, on what each sub-layer gives; `attention_dropout` (on the
-    attention weights) and `feed_forward_dropout` (between the two feed-forward layers) are not
-    printed and off.
+    `dropout` applies to each sub-layer's output, as printed. `attention_dropout` (on the attention
+    weights) and `feed_forward_dropout` (between the two linear layers) are not in the paper's text
+    and default to 0.
     """
 
     def __init__(self, d_model, h, d_ff, d_k=None, d_v=None, dropout=0.0, attention_dropout=0.0,
@@ -65,7 +65,7 @@ _Past, _Across = Bool[Tensor, "*#heads #m #m"] | None, Bool[Tensor, "*#heads #m 
 class DecoderLayer(nn.Module):
     """Masked self-attention, attention over the memory, the feed-forward network (section 3.1).
 
-    The memory is the encoder's output. The arguments are those of `EncoderLayer`.
+    The memory is the encoder's output. The arguments are the same as for `EncoderLayer`.
     """
 
     def __init__(self, d_model, h, d_ff, d_k=None, d_v=None, dropout=0.0, attention_dropout=0.0,

@@ -50,17 +50,17 @@ class TransformerConfig:
 
     vocab_size: int  # one joint vocabulary for both languages
     N: int = 6  # layers of the encoder, and of the decoder
-    d_model: int = 512  # numbers in the vector of a position
+    d_model: int = 512  # width of the vector at each position
     d_ff: int = 2048  # hidden units of the feed-forward layers
     h: int = 8  # heads
     d_k: int | None = None  # of queries and keys per head; None: d_model / h
     d_v: int | None = None  # of values per head; None: d_model / h
     dropout: float = 0.1  # P_drop (5.4): on sub-layer outputs, and on embeddings + positions
-    attention_dropout: float = 0.0  # on the attention weights: not printed, off
-    feed_forward_dropout: float = 0.0  # between the two feed-forward layers: not printed, off
+    attention_dropout: float = 0.0  # on the attention weights; not in the paper's text
+    feed_forward_dropout: float = 0.0  # between the two linear layers; not in the paper's text
     norm_first: bool = False  # norm before each sub-layer; False: after it, as printed
-    positions: str = "sinusoidal"  # how positions are told, or "learned"
-    max_length: int = 512  # positions in the learned table; sinusoids know no limit
+    positions: str = "sinusoidal"  # or "learned"
+    max_length: int = 512  # positions in the learned table; sinusoids have no limit
     pad_id: int = 0  # the id that fills up short sentences
 
     __post_init__ = _check_config
@@ -114,9 +114,9 @@ _Real = Bool[Tensor, "batch 1 1 n"]
 class Transformer(nn.Module):
     """The encoder-decoder model of section 3, built from a `TransformerConfig`.
 
-    Ids are (batch, length) int64; the masks follow from `config.pad_id`. ValueError for ids of
-    another dtype or shape, empty batches and unequal batch sizes; IndexError (on a CPU) for ids
-    outside the vocabulary.
+    Ids are (batch, length) int64; the masks follow from `config.pad_id`. Raises ValueError for ids
+    of another dtype or shape, empty batches and unequal batch sizes, and IndexError (on a CPU) for
+    ids outside the vocabulary.
     """
 
     def __init__(self, config):
@@ -130,13 +130,13 @@ class Transformer(nn.Module):
         self.apply(_initialise)
 
     def encode(self, source: _Source) -> tuple[_Memory, _Real]:
-        """Encode the source; returns (memory, memory_mask)."""
+        """Encode the source; return (memory, memory_mask)."""
         _check_ids("source", source)
         mask = padding_mask(source, self.config.pad_id)
         return self.encoder(self.source_positions(self.embedding(source)), mask), mask
 
     def decode(self, target: _Target, memory: _Memory, memory_mask: _Real) -> _Hidden:
-        """The decoder's hidden vectors of the target, given a memory and its mask."""
+        """Return the decoder's hidden vectors of the target, given a memory and its mask."""
         _check_ids("target", target)
         if len(target) != len(memory):
             raise ValueError(f"target holds {len(target)} sentences, source {len(memory)}: "
@@ -151,5 +151,5 @@ class Transformer(nn.Module):
         return self.decode(target, *self.encode(source))
 
     def forward(self, source: _Source, target: _Target) -> Float[Tensor, "batch m vocab_size"]:
-        """The logits of each next token."""
+        """Return the logits of the next token at each target position."""
         return self.embedding.logits(self.hidden(source, target))

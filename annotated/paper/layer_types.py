@@ -20,7 +20,7 @@ from annotated.model.multi_head import MultiHeadAttention
 
 # %% ../../notebooks/09_layer_types.ipynb #867221d2
 def _at_least_one(**sizes):
-    """ValueError that names a size which is missing or below 1."""
+    """Raise a ValueError that names a size that is missing or below 1."""
     for name, number in sizes.items():
         if number is None or number < 1:
             raise ValueError(f"{name}={number}: expected a whole number from 1 up")
@@ -28,7 +28,7 @@ def _at_least_one(**sizes):
 
 def windows(x: Float[Tensor, "*batch n d"], width, dilation=1,
             causal=False) -> Float[Tensor, "*batch n d {width}"]:
-    """The positions around each position, and zeros beyond both ends (section 4).
+    """Return the window around each position, with zeros beyond both ends (section 4).
 
     Position i sees i + (j - width // 2) · dilation for j = 0 … width - 1; causal: the last of them
     is i itself, so that no position sees ahead. ValueError if a number is below 1.
@@ -44,10 +44,10 @@ _X = Float[Tensor, "batch n d"]
 
 
 class ConvolutionalLayer(nn.Module):
-    """Each position from the k positions around it, by one matrix (section 4).
+    """A convolution: one matrix maps the k positions around a position to its output (section 4).
 
     dilation: distance between the positions of a window; causal: a window ends at its position.
-    When called, ValueError if k or dilation is below 1.
+    Calling it raises ValueError if k or dilation is below 1.
     """
 
     def __init__(self, d, k, dilation=1, causal=False):
@@ -60,9 +60,10 @@ class ConvolutionalLayer(nn.Module):
 
 # %% ../../notebooks/09_layer_types.ipynb #83974ed5
 class SeparableConvolutionalLayer(nn.Module):
-    """A filter of k weights along each coordinate, then one matrix (section 4).
+    """A separable convolution: k weights for each coordinate, then one matrix (section 4).
 
-    dilation, causal: as in the convolution. When called, ValueError if k or dilation is below 1.
+    dilation, causal: as in the convolution. Calling it raises ValueError if k or dilation is below
+    1.
     """
 
     def __init__(self, d, k, dilation=1, causal=False):
@@ -81,16 +82,16 @@ _State = Float[Tensor, "*batch d"]
 
 
 class RecurrentLayer(nn.Module):
-    """The plain cell h_i = tanh(W x_i + U h_(i-1)), from left to right (section 4)."""
+    """A plain recurrent layer: h_i = tanh(W x_i + U h_(i-1)), from left to right (section 4)."""
 
     def __init__(self, d):
         super().__init__()
         self.W, self.U = nn.Linear(d, d), nn.Linear(d, d, bias=False)
-        # keeps the length of a state, so that it neither fades nor grows at once
+        # keeps the length of a state, which would otherwise fade or grow quickly
         nn.init.orthogonal_(self.U.weight)
 
     def step(self, x: _State, h: _State) -> _State:
-        """The next state, from the input there and the state before."""
+        """Return the next state, from its input and the state before."""
         return torch.tanh(self.W(x) + self.U(h))
 
     def forward(self, x: _X) -> _X:
@@ -101,7 +102,7 @@ class RecurrentLayer(nn.Module):
         return torch.stack(states, dim=1)
 
     def sweeps(self, x: _X) -> list[_X]:
-        """The states after 1 … n steps of all positions at once, the last as from `forward`."""
+        """Return the states after 1 … n steps of all positions; the last equal `forward`'s."""
         states = [torch.zeros_like(x)]
         for _ in range(x.size(1)):
             before = F.pad(states[-1], (0, 0, 1, -1))  # each state goes to its right neighbour
@@ -119,7 +120,7 @@ class SelfAttention(MultiHeadAttention):
 
 # %% ../../notebooks/09_layer_types.ipynb #91998138
 def band_mask(n, r) -> Bool[Tensor, "{n} {n}"]:
-    """The mask of restricted attention (section 4): True for the r positions around each position.
+    """Return the mask of restricted attention (section 4): True for the r positions around each.
 
     Position i sees i - r // 2 … i + (r - 1) // 2, as far as they exist. ValueError if r is below 1.
     """
@@ -134,8 +135,8 @@ _Keys, _Values = Float[Tensor, "*#batch n d_k"], Float[Tensor, "*#batch n d_v"]
 def restricted_attention(query: _Keys, key: _Keys, value: _Values, r, mask: Mask = None) -> _Values:
     """Attention of each position to the r positions around it, in O(r n d) time and memory (4).
 
-    mask: broadcasts to (..., 1, n), True = key may be seen (such as padding_mask). Zeros where a
-    position sees nothing. ValueError for r below 1, and for a mask with more than one row.
+    mask: broadcasts to (..., 1, n), True = key may be seen (such as padding_mask). A position that
+    sees nothing gets zeros. Raises ValueError for r below 1, and for a mask with several rows.
     """
     n = query.size(-2)
     _at_least_one(r=r)
@@ -163,7 +164,7 @@ def restricted_attention(query: _Keys, key: _Keys, value: _Values, r, mask: Mask
 
 # %% ../../notebooks/09_layer_types.ipynb #c5af73c4
 class RestrictedAttention(nn.Module):
-    """`restricted_attention` as the part of a layer that looks; it makes no weights (section 4)."""
+    """`restricted_attention` as the attention of a layer; it returns no weights (section 4)."""
 
     def __init__(self, r):
         super().__init__()
@@ -171,14 +172,14 @@ class RestrictedAttention(nn.Module):
 
     def forward(self, query: _Keys, key: _Keys, value: _Values,
                 mask: Mask = None) -> tuple[_Values, None]:
-        """(output, None)."""
+        """Return (output, None)."""
         return restricted_attention(query, key, value, self.r, mask), None
 
 # %% ../../notebooks/09_layer_types.ipynb #561e8459
 class RestrictedSelfAttention(SelfAttention):
-    """Self-attention in which each position sees the r positions around it alone (section 4).
+    """Self-attention in which each position sees only the r positions around it (section 4).
 
-    There is no n × n matrix. Its mask says which keys exist: (batch, 1, 1, n).
+    No n × n matrix is computed. mask: (batch, 1, 1, n), True where a key is a real token.
     """
 
     def __init__(self, d_model, h, r, d_k=None, d_v=None):
@@ -199,11 +200,11 @@ def _check_layer(kind, n, d=1, k=None, r=None):
 
 # %% ../../notebooks/09_layer_types.ipynb #57b1d3cd
 def layer_operations(kind, n, d, k=None, r=None):
-    """Multiplications of a layer over n positions of width d, as Table 1 counts them (section 4).
+    """Count a layer's multiplications over n positions of width d, as Table 1 does (section 4).
 
     kind: one of LAYERS; k: width of a convolution's window; r: positions that restricted attention
     sees. Attention is counted without its projections, the recurrent layer with its input matrix.
-    ValueError for an unknown kind or a size that is missing or below 1.
+    Raises ValueError for an unknown kind, and for a size that is missing or below 1.
     """
     _check_layer(kind, n, d, k, r)
     if kind == "self-attention":
@@ -218,12 +219,12 @@ def layer_operations(kind, n, d, k=None, r=None):
 
 # %% ../../notebooks/09_layer_types.ipynb #5cdbebb0
 def path_length(kind, n, k=None, r=None):
-    """Steps until any of n positions has reached any other: the last column of Table 1 (section 4).
+    """Count the steps until any of n positions has reached any other: Table 1's last column (4).
 
-    Layers of a stack, or steps in time of a recurrent layer. A dilated stack is causal with
-    dilations 1, k, k², …; it and the recurrent layer reach to the right alone, the others must
-    reach to both sides: math.inf if a window is too narrow to do so. ValueError as in
-    `layer_operations`.
+    A step is a layer of a stack, or a step in time of a recurrent layer. A dilated stack is causal
+    with dilations 1, k, k², …; it and the recurrent layer carry information to the right only, the
+    others to both sides. math.inf if a window is too narrow for that. Raises ValueError as
+    `layer_operations` does.
     """
     _check_layer(kind, n, 1, k, r)
     if kind == "self-attention" or n == 1:
@@ -238,9 +239,10 @@ def path_length(kind, n, k=None, r=None):
 
 # %% ../../notebooks/09_layer_types.ipynb #c4173c7a
 def sequential_products(output: Float[Tensor, "..."]):
-    """The longest chain of matrix products behind `output`, each waiting for the one before (4).
+    """Count the longest chain of matrix products behind `output`, each waiting for the last (4).
 
-    output: has a gradient graph, from layers that hold parameters. ValueError if it has none.
+    output: has a gradient graph, from layers that hold parameters. Raises ValueError if it has
+    none.
     """
     if output.grad_fn is None:
         raise ValueError("output has no gradient graph: compute it outside no_grad, from a layer "
@@ -265,9 +267,9 @@ def stack_states(layers):
 
 # %% ../../notebooks/09_layer_types.ipynb #15c92123
 def reached_by_gradient(states, x: _X, position, seed=0) -> Float[Tensor, "steps n"]:
-    """How strongly each position after each step depends on one position of the input (section 4).
+    """Measure how strongly each position depends on one input position after each step (section 4).
 
-    The size of the derivative along one random direction at that position, 0 where nothing arrives.
+    It is the size of the derivative along one random direction there, 0 where nothing arrives.
     states: function from x to a list of tensors of that shape, such as stack_states(layers) or
     RecurrentLayer.sweeps.
     """

@@ -16,8 +16,8 @@ import torch
 from tqdm import tqdm
 
 from annotated import results
+from annotated.data.base_tokenizer import END, SPECIAL_PIECES, UNKNOWN, Vocabulary
 from annotated.data.batches import pad, token_batches
-from annotated.data.tokenizers import END, SPECIAL_PIECES, UNKNOWN
 from annotated.model.transformer import Transformer, TransformerConfig
 from annotated.paper.trees import BASELINES, LEAF, MAX_DEPTH, Malformed, Tree, bracket_f1
 from annotated.training import checkpoints
@@ -85,7 +85,7 @@ def signature(word):
 NUMBERS = 128
 
 # %% ../../notebooks/22_parsing.ipynb #7c38baca
-class ParsingVocabulary:
+class ParsingVocabulary(Vocabulary):
     """Ids for words (and signatures of rare ones) and the symbols of linearised trees, in one.
 
     For a leaf a model writes LEAF if it is among the symbols, the word's number if numbers are, or
@@ -113,9 +113,6 @@ class ParsingVocabulary:
                        key=lambda word: (-counts[word], word))
         pairs = (bracket + label[1:] for label in sorted(opened) for bracket in "()")
         return cls([*kinds[leaves], *pairs], [*sorted(set(map(signature, counts))), *words])
-
-    def __len__(self):
-        return len(self.table)
 
     def encode_words(self, words, start=0):
         """The ids of words; of an unknown one the id of its signature, or UNKNOWN if that is new.

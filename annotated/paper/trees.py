@@ -29,7 +29,7 @@ class Tree:
 
     @property
     def is_leaf(self):
-        """Is this a word with its tag?"""
+        """Whether this is a word with its tag."""
         return len(self.children) == 1 and isinstance(self.children[0], str)
 
     @property
@@ -44,7 +44,7 @@ class Tree:
         return [leaf for child in self.children for leaf in child.leaves()]
 
     def inner_phrases(self):
-        """The phrases of two words or more inside; of some over the same words the outer one."""
+        """The inner phrases of two or more words; of several over the same words, the outermost."""
         inside, waiting = [], [self]
         while waiting:
             node = waiting.pop()
@@ -61,14 +61,14 @@ class Tree:
 
 # %% ../../notebooks/88_trees.ipynb #4ee72d1e
 def parse_tree(text):
-    """The tree that `text` writes, as "(S (NP (NNS We)) (VP (VBP sleep)))"; ValueError if none."""
+    """The tree in a text such as "(S (NP (NNS We)) (VP (VBP sleep)))"; ValueError if malformed."""
     pieces, opened = re.findall(r"[()]|[^() \t\r\n]+", text), [["", []]]
     for place, piece in enumerate(pieces):  # opened: [label, children]; the first holds the tree
         if len(opened) == 1 and (opened[0][1] or piece != "("):
             outside = " ".join(pieces[place:place + 4])
             raise ValueError(f"{outside!r} stands outside the brackets of the tree")
         if piece == "(":
-            if len(opened) > MAX_DEPTH + 2:  # with a root that says nothing, and a word's own
+            if len(opened) > MAX_DEPTH + 2:  # plus a root without a label and a word's own
                 raise ValueError(f"more than {MAX_DEPTH + 2} brackets are open at once")
             opened.append(["", []])
         elif piece == ")":
@@ -93,7 +93,7 @@ def parse_tree(text):
 def read_trees(path):
     """The trees of a UTF-8 file (also .gz, .xz): each begins a line, indented lines continue it.
 
-    ValueError that names file and line of a tree that is none.
+    ValueError naming file and line of a malformed tree.
     """
     texts = []  # [number of its first line, text]
     for number, line in enumerate(files.stream_lines(path), start=1):
@@ -168,8 +168,8 @@ def load_treebank(name, root=None):
     """A treebank by name ("toy", "gum", "craft") or by folder, in its publisher's splits.
 
     root: the folder that holds the treebanks' folders (else ANNOTATED_DATA, the checkout's data/,
-    or the user's cache). FileNotFoundError that says which files to put where; ValueError for a
-    tree that is none, or a split without any.
+    or the user's cache). FileNotFoundError says which files to put where; ValueError for a
+    malformed tree, or a split without any tree.
     """
     if name == "toy":
         splits = {split: [parse_tree(sentence.tree) for sentence in part]
@@ -182,8 +182,8 @@ def load_treebank(name, root=None):
         if None in paths.values():
             raise FileNotFoundError(
                 f"{folder} does not hold train.trees, dev.trees and test.trees (one bracketed tree "
-                "a line, plain, .gz or .xz): put them there, or name the folder that holds "
-                f"treebank-… in ANNOTATED_DATA; treebanks with a name: toy, {', '.join(TREEBANKS)}")
+                "per line, plain, .gz or .xz): put them there, or set ANNOTATED_DATA to the folder "
+                f"that holds treebank-…; treebanks with a name: toy, {', '.join(TREEBANKS)}")
         splits = {split: read_trees(path) for split, path in paths.items()}
     splits = {split: list(filter(None, map(stripped, trees))) for split, trees in splits.items()}
     for split, trees in splits.items():
@@ -194,7 +194,7 @@ def load_treebank(name, root=None):
 # %% ../../notebooks/88_trees.ipynb #f34b38ee
 @dataclass(frozen=True)
 class Malformed:
-    """What stands for a tree that cannot be read; false, so that `if tree` asks for a tree."""
+    """Stands in for a tree that cannot be read; false, so that `if tree` tests for a tree."""
 
     reason: str
 
@@ -215,7 +215,8 @@ def phrases(tree, start=0):
 
 
 def brackets(tree, kept):
-    """The brackets that count, a `Counter` of (label, start, end); kept: does each word count?"""
+    """The brackets that count: a `Counter` of (label, start, end); kept: whether each word counts.
+    """
     place = [0, *accumulate(map(int, kept))]  # where a word is when the others are deleted
     return Counter(("ADVP" if label == "PRT" else label, place[start], place[end])
                    for label, start, end in phrases(tree)
@@ -229,11 +230,11 @@ class BracketScore:
     precision: float
     recall: float
     f1: float
-    exact_match: float  # share of sentences all of whose brackets are right, with none beside them
+    exact_match: float  # share of sentences with exactly the gold brackets
     sentence_f1: float  # mean of the sentences' own F1
     well_formed: float  # share of predictions that are trees over the right words
     sentences: int
-    errors: int  # predictions that are not, counted as empty trees
+    errors: int  # predictions that are not well-formed, counted as empty trees
     matched: int
     predicted: int
     gold: int
@@ -282,7 +283,7 @@ def bracket_f1(predicted, gold):
                         f1_sum / n, 100 * (1 - errors / n), n, errors, *sums)
 
 # %% ../../notebooks/88_trees.ipynb #50f371f4
-LEAF = "XX"  # the tag of a word whose tag nobody knows
+LEAF = "XX"  # tag of a word whose tag is unknown
 
 
 def right_branching(trees):
@@ -322,9 +323,9 @@ def _filled(tree, words):
 
 
 def nearest_copy(trees):
-    """A parser (words -> tree) that copies the tree of the training sentence most alike.
+    """A parser (words -> tree) that copies the tree of the most similar training sentence.
 
-    It has the same length and most equal words; the first such sentence if there are several.
+    That is the first one of the same length with the most equal words.
     """
     known, fallback = defaultdict(list), right_branching(trees)
     for tree in trees:

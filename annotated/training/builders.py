@@ -109,8 +109,8 @@ def _expected(config, build):
 def foreign_part(model, build=None, within=("",)):
     """The first part that the model's builder would not make, in words, or None.
 
-    build: a function of the configuration, in place of the model's own builder; within: the
-    beginnings of the paths that count. ValueError for a builder that is not in BUILDERS.
+    build: a function of the configuration to use instead of the model's own builder; within:
+    prefixes of the paths to compare. ValueError for a builder that is not in BUILDERS.
     """
     build = build or BUILDERS.get(builder_of(model))
     if build is None:

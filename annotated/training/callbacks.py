@@ -42,7 +42,7 @@ class Callback:
 # %% ../../notebooks/86_callbacks.ipynb #bee9d5d7
 @contextmanager
 def hooks(callbacks):
-    """Within the block call(hook, …) calls a hook of each callback; after it all are closed."""
+    """Yield call(hook, …), which calls a hook of each callback; close all of them at the end."""
     def call(hook, *args):
         for callback in callbacks:
             getattr(callback, hook)(*args)
@@ -111,7 +111,7 @@ class EarlyStopping(Callback):
         self.on_start(run)
 
 # %% ../../notebooks/86_callbacks.ipynb #5fbe7f2a
-INTERRUPTED = 75  # exit status after a signal: a checkpoint is saved, start again to go on
+INTERRUPTED = 75  # exit status after a signal: a checkpoint is saved to continue from
 
 # %% ../../notebooks/86_callbacks.ipynb #5fbe73f8
 class InterruptHandler(Callback):
@@ -131,8 +131,8 @@ class InterruptHandler(Callback):
             run.stop_requested = True
             if number == signal.SIGINT:
                 signal.signal(number, self.before.pop(number))
-                print("\ninterrupted: saving a checkpoint after this step; again ends at once",
-                      file=sys.stderr)
+                print("\ninterrupted: saving a checkpoint after this step; press Ctrl-C again to "
+                      "end at once", file=sys.stderr)
 
         for name in ("SIGTERM", "SIGHUP", "SIGINT"):  # Windows has no SIGHUP
             number = getattr(signal, name, None)
@@ -142,8 +142,8 @@ class InterruptHandler(Callback):
     def on_end(self, run):
         if run.interrupted and not run.finished:
             if ranks()[0] == 0:
-                print(f"interrupted after step {run.step}: the checkpoint is saved, the same "
-                      "command with --resume goes on from it", file=sys.stderr)
+                print(f"interrupted after step {run.step}: the checkpoint is saved; run the same "
+                      "command with --resume to continue", file=sys.stderr)
             sys.exit(INTERRUPTED)
 
     def close(self):

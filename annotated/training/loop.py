@@ -37,18 +37,18 @@ from annotated.training.schedule import SCHEDULES, make_optimizer
 # %% ../../notebooks/17_loop.ipynb #69c8bb5a
 @dataclass(frozen=True)
 class TrainingConfig:
-    """What a run is made of besides the model; the defaults are those of the base model (5.1–5.4).
+    """Settings of a training run; the defaults are those of the base model (5.1–5.4).
 
     Raises ValueError for a number out of range or an unknown precision.
     """
 
     steps: int = 100_000  # updates
     max_tokens: int = 25_000  # padded tokens per side in one batch, over all processes
-    accumulate: int = 1  # micro-batches that each process cuts its share of a batch into
+    accumulate: int = 1  # micro-batches into which each process divides its share of a batch
     schedule: str = "noam"  # of the learning rate: a name in SCHEDULES
     warmup: int = 4000  # updates in which the learning rate rises
     factor: float = 1.0  # scale of the whole learning-rate curve
-    label_smoothing: float = 0.1  # share of the target spread over the vocabulary (5.4)
+    label_smoothing: float = 0.1  # probability spread over the vocabulary (5.4)
     validate_every: int = 1000  # updates between two rows of the log
     # "fp32" (on a GPU products in TF32) or "bf16": products in bfloat16, weights and sums in fp32
     precision: str = "fp32"
@@ -56,12 +56,12 @@ class TrainingConfig:
     seed: int = 0  # of first weights, dropout and the order of the batches
     save_every: int = 1000  # updates between two checkpoints in the run folder, if there is one
     keep_last: int = 5  # checkpoints that are kept
-    max_skipped: int = 10  # steps in a row with gradients that are not finite
+    max_skipped: int = 10  # steps in a row whose gradients may be infinite or NaN
     clip: float = 0.0  # largest norm of the gradient; 0: no clipping
     patience: int = 0  # rows of the log without a lower validation loss before it stops; 0: off
 
     def facts(self):
-        """The fields as a dict, without a schedule "noam": what was made before has no schedule."""
+        """The fields as a dict, without schedule="noam", which older runs did not record."""
         return {name: value for name, value in asdict(self).items()
                 if (name, value) != ("schedule", "noam")}
 
@@ -94,7 +94,7 @@ def encode_pairs(pairs, tokenizer, source_language="en", target_language="de"):
 # %% ../../notebooks/17_loop.ipynb #847260ca
 @contextmanager
 def evaluating(model):
-    """Within the block there is no dropout and no gradient; each mode comes back after it."""
+    """Turn dropout and gradients off within the block, then restore the mode of each module."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -106,12 +106,12 @@ def evaluating(model):
 
 # %% ../../notebooks/17_loop.ipynb #72a455e1
 def forward_backward(model, micro_batches, tokens, criterion, precision="fp32", network=None):
-    """Add the gradient of this process's part of a batch; return its part of the loss.
+    """Add up the gradients of this process's part of a batch; return its part of the loss.
 
     micro_batches: on the device; tokens: of the whole batch, over all processes; criterion: with
     reduction="sum". The loss is a mean over all these tokens: the parts of all processes sum to it,
-    and the mean of their gradients (which DDP takes) is its gradient. network: what is called in
-    place of `model.hidden`.
+    and the mean of their gradients (which DDP takes) is its gradient. network: called instead of
+    `model.hidden`.
     """
     hidden, total, world = network or model.hidden, 0.0, ranks()[1]
     for number, batch in enumerate(micro_batches, start=1):
@@ -126,7 +126,7 @@ def forward_backward(model, micro_batches, tokens, criterion, precision="fp32", 
 
 # %% ../../notebooks/17_loop.ipynb #f34629d3
 def validation_loss(model, pairs, max_tokens=4096, shared=False, loss=LabelSmoothingLoss):
-    """Mean negative log-likelihood per token, in nats; exp of it is the perplexity.
+    """Return the mean negative log-likelihood per token, in nats; its exp is the perplexity.
 
     shared: every process started by torchrun calls this, takes some of the batches, and gets the
     loss over all of them. The model is in the same mode afterwards. ValueError for no pairs, and
@@ -150,9 +150,9 @@ def validation_loss(model, pairs, max_tokens=4096, shared=False, loss=LabelSmoot
 
 # %% ../../notebooks/17_loop.ipynb #39584597
 def rehearse(model, pairs, criterion, config):
-    """Run the largest batch forward and backward, beside the memory that the run needs later.
+    """Run the largest batch forward and backward, with the memory set aside that is needed later.
 
-    Random numbers and gradients are as before after it. MemoryError if there is too little memory.
+    Leaves random numbers and gradients as they were. Raises MemoryError if memory is too small.
     """
     device, world = next(model.parameters()).device, ranks()[1]
     rows, width = largest_batch(pairs, config.max_tokens, model.config.d_model,
@@ -177,10 +177,10 @@ def rehearse(model, pairs, criterion, config):
 
 # %% ../../notebooks/17_loop.ipynb #49cdc869
 def start_run(model, config, pairs, run_folder=None, tokenizer=None):
-    """The `RunState` to begin with, or to resume from the newest checkpoint in the folder.
+    """Return a new `RunState`, or one resumed from the newest checkpoint in the folder.
 
-    pairs: both splits. ValueError on all ranks for a folder of another run, or without a whole
-    checkpoint, and unless all have the same corpus, vocabulary and configuration.
+    pairs: both splits. Raises ValueError on all ranks for a folder of another run or without a
+    complete checkpoint, and if ranks differ in corpus, vocabulary or configuration.
     """
     if model.config.pad_id != PAD:
         raise ValueError(f"pad_id={model.config.pad_id}: give {PAD}, which batches have")
@@ -200,7 +200,7 @@ def start_run(model, config, pairs, run_folder=None, tokenizer=None):
 
 @contextmanager
 def compiled_layers(model, wanted=True):
-    """Within the block the layers of both stacks are compiled, if that is wanted."""
+    """Compile the layers of both stacks within the block, if `wanted`."""
     layers = [*model.encoder.layers, *model.decoder.layers] if wanted else []
     for layer in layers:
         layer.forward = torch.compile(layer.forward, dynamic=True)
@@ -212,9 +212,9 @@ def compiled_layers(model, wanted=True):
 
 # %% ../../notebooks/17_loop.ipynb #dbb50ed7
 def update_weights(model, optimizer, clip=0.0):
-    """Make an update, unless the gradient is not finite; returns its norm, on the device.
+    """Make an update, unless the gradient is not finite; return its norm, on the device.
 
-    Nothing here waits for the device: the optimiser itself looks at the flag that it is given.
+    Nothing here waits for the device, because the optimiser itself checks the flag `found_inf`.
     """
     gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients)
@@ -227,16 +227,16 @@ def update_weights(model, optimizer, clip=0.0):
 # %% ../../notebooks/17_loop.ipynb #515f37b8
 def train(model, train_pairs, valid_pairs, config, show_progress=True, run_folder=None,
           tokenizer=None, report=None, loss=LabelSmoothingLoss, callbacks=()):
-    """Train `model` in place on pairs of ids; return the log, a row each validation (5.2, 5.3).
+    """Train `model` in place on pairs of ids; return the log, one row per validation (5.2, 5.3).
 
-    A row: step; train_loss (smoothed, with dropout, nats per token, since the last row); valid_loss
-    and valid_perplexity (neither); rate; tokens (real ones, so far); gradient_norm (unclipped, a
-    mean since the last row); skipped (steps whose gradients were not finite). run_folder: for the
-    log and checkpoints, with the `tokenizer`; the run resumes from the newest, and SIGTERM, SIGHUP
-    or Ctrl-C ends it with status 75. report: gets each row, with the speed; callbacks: more of
-    them. Sets the global seed. All ranks call this. ValueError for pairs that do not fit, a loss
-    that runs away, a folder of another run, ranks that differ; MemoryError for a batch that is too
-    large.
+    A row holds step; train_loss (with smoothing and dropout, in nats per token, since the last
+    row); valid_loss and valid_perplexity (without); rate; tokens (real ones, so far);
+    gradient_norm (unclipped, mean since the last row); skipped (steps whose gradients were not
+    finite). run_folder: for the log and checkpoints, with the `tokenizer`; the run resumes from the
+    newest checkpoint, and SIGTERM, SIGHUP or Ctrl-C ends it with status 75. report: called with
+    each row and the speed; callbacks: in addition to the default ones. Sets the global seed. All
+    ranks call this. Raises ValueError for pairs that do not fit, a diverging loss, the folder of
+    another run and ranks that differ, and MemoryError for a batch that is too large.
     """
     train_arrays, valid_arrays = as_arrays(train_pairs), as_arrays(valid_pairs)
     check_fit(config.max_tokens, train_pairs=train_arrays, valid_pairs=valid_arrays)
@@ -313,9 +313,9 @@ def train_on(corpus, tokenizer, model_config, training_config, show_progress=Tru
 
 # %% ../../notebooks/17_loop.ipynb #9b04e6ba
 def updates_in(seconds, updates, run, least=0.5):
-    """How many of `updates` fit into `seconds` here; at least the share `least` of them.
+    """Return how many of `updates` fit into `seconds` here, but at least the share `least` of them.
 
-    run(n): makes n updates from the beginning; nothing of these is kept.
+    run(n): makes n updates from the beginning, which are then discarded.
     """
     first, start = max(1, updates // 50), time.perf_counter()
     run(first)

@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 
 import torch
 
@@ -34,15 +34,13 @@ def run_facts(model, config, pairs, tokenizer=None):
     """
     free = ["steps", "patience", "save_every", "keep_last", "max_skipped"]
     free += [] if config.clip else ["clip"]  # earlier checkpoints lack it
-    digest, vocabulary = hashlib.sha256(), None
+    digest = hashlib.sha256()
     for split in pairs:
         for part in [split.digest] if hasattr(split, "digest") else map(repr, split):
             digest.update(part.encode())
-    if tokenizer is not None:
-        vocabulary = hashlib.sha256(json.dumps(tokenizer.as_dict()).encode()).hexdigest()
     training = {name: value for name, value in config.facts().items() if name not in free}
     built = {} if (name := builder_of(model)) == "transformer" else {"builder": name}
-    return {"vocabulary": vocabulary, "model": asdict(model.config) | built,
+    return {"vocabulary": tokenizer and tokenizer.digest(), "model": asdict(model.config) | built,
             "training configuration": training, "corpus": digest.hexdigest()}
 
 # %% ../../notebooks/85_run_state.ipynb #rs85df01
@@ -83,60 +81,34 @@ READ_EVERY = {"cuda": 16}  # steps from one look at a device's numbers to the ne
 
 
 class MetricReader:
-    """Numbers of each step, which stay on the device until they can be read without waiting."""
+    """Numbers of each step, which stay on the device until those of several are read at once."""
 
     def __init__(self, device, every=None):
-        self.device, self.pending, self.sent = torch.device(device), [], None
-        self.every = every or READ_EVERY.get(self.device.type, 1)
-        wide = torch.float32 if self.device.type == "mps" else torch.float64
+        device = torch.device(device)
+        self.pending, self.every = [], every or READ_EVERY.get(device.type, 1)
+        wide = torch.float32 if device.type == "mps" else torch.float64
         self.flags = torch.tensor([0.0, 1.0], dtype=wide, device=device)
 
     def add(self, step, flag, *numbers):
-        """Keep numbers of a step, and how many ranks raise a flag; returns what has arrived.
+        """Keep numbers of a step, and how many ranks raise a flag; after `every` steps, `flush`.
 
-        That is a list of (step, [flags, *numbers summed over the ranks]), `every` steps late or
-        more, or at once if `every` is 1. All ranks call this, with any `step`.
+        Returns [] until then. All ranks call this, with any `step`.
         """
         self.pending.append((step, torch.stack([self.flags[int(flag)], *numbers])))
-        if len(self.pending) < self.every:
-            return []
-        arrived = self._receive()
-        self._send()
-        return arrived if self.every > 1 else self._receive()
+        return self.flush() if len(self.pending) >= self.every else []
 
     def flush(self):
-        """All that has not been returned yet; this waits."""
-        arrived = self._receive()
-        if self.pending:
-            self._send()
-        return arrived + self._receive()
-
-    def _send(self):
-        (steps, rows), self.pending, event = zip(*self.pending, strict=True), [], None
-        rows = all_reduce(torch.stack(rows)).to("cpu", non_blocking=self.device.type == "cuda")
-        if self.device.type == "cuda":
-            event = torch.Event(self.device)
-            event.record(torch.accelerator.current_stream(self.device.index))
-        self.sent = steps, rows, event
-
-    def _receive(self):
-        if self.sent is None:
+        """All that is kept, as (step, [flags, *numbers summed over the ranks]); this waits."""
+        if not self.pending:
             return []
-        (steps, rows, event), self.sent = self.sent, None
-        if event is not None:
-            event.synchronize()
-        return list(zip(steps, rows.tolist(), strict=True))
+        (steps, rows), self.pending = zip(*self.pending, strict=True), []
+        return list(zip(steps, all_reduce(torch.stack(rows)).tolist(), strict=True))
 
-# %% ../../notebooks/85_run_state.ipynb #7ebb4b46
-@dataclass
-class RunState:
-    """All that changes in a training run (5.2): what a checkpoint holds, and what ends the run."""
+# %% ../../notebooks/85_run_state.ipynb #rs85pg01
+@dataclass(kw_only=True)
+class Progress:
+    """What a run has counted so far; a checkpoint holds all of it."""
 
-    model: Transformer
-    optimizer: torch.optim.Optimizer
-    schedule: NoamSchedule
-    config: object  # a `TrainingConfig`
-    facts: dict | None = None  # what must be the same when the run goes on
     step: int = 0  # updates made
     position: tuple | None = (0, 0)  # (epoch, number in it) of the last batch
     tokens: int = 0  # real target tokens seen, of all ranks together
@@ -145,6 +117,34 @@ class RunState:
     skipped: list = field(default_factory=list)  # steps whose gradients were not finite
     skipped_in_a_row: int = 0
     log: list = field(default_factory=list)  # a row for each validation
+
+    def count(self, step, pairs, loss, norm, most):
+        """Enter the loss and the gradient's norm of a step on these training pairs.
+
+        ValueError if they are not finite in so many steps in a row as `most`.
+        """
+        if math.isfinite(norm):  # the same on all ranks
+            self.losses.append(loss)
+            self.norms.append(norm)
+            self.skipped_in_a_row = 0
+            return
+        self.skipped.append({"step": step, "pairs": pairs})
+        self.skipped_in_a_row += 1
+        if self.skipped_in_a_row >= most:
+            raise ValueError(f"the gradients of {most} steps in a row are not finite, the last at "
+                             f"step {step} with training pairs {pairs[:9]}: give a smaller factor "
+                             "or a longer warmup, and look at these pairs")
+
+# %% ../../notebooks/85_run_state.ipynb #7ebb4b46
+@dataclass
+class RunState(Progress):
+    """All that changes in a training run (5.2): what a checkpoint holds, and what ends the run."""
+
+    model: Transformer
+    optimizer: torch.optim.Optimizer
+    schedule: NoamSchedule
+    config: object  # a `TrainingConfig`
+    facts: dict | None = None  # what must be the same when the run goes on
     finished: bool = False  # nothing is left to do; a callback may say so, on all ranks
     stop_requested: bool = False  # this rank wants an interruption; any callback may say so
     interrupted: bool = False  # some rank wanted it, and all know, after the same step
@@ -165,28 +165,14 @@ class RunState:
         self.step, self.position = self.step + 1, batch.position
         self.tokens += batch.tokens
         self.finished |= self.step >= self.config.steps
-        arrived = self.metrics.add((self.step, batch.indices), self.stop_requested, loss, norm)
-        self.record(arrived)
+        step = self.step, batch.indices
+        self.record(self.metrics.add(step, self.stop_requested, loss, norm))
 
     def record(self, arrived):
-        """Enter what a `MetricReader` returned; ValueError after too many skipped steps in a row.
-
-        An entry: ((step, indices), [flags, loss, norm summed over the ranks]).
-        """
+        """Enter what a `MetricReader` returned, with (step, indices) as the steps."""
         for (step, indices), (flags, loss, norm) in arrived:
             self.interrupted |= flags > 0
-            if math.isfinite(norm):  # the same on all ranks
-                self.losses.append(loss)
-                self.norms.append(norm / ranks()[1])
-                self.skipped_in_a_row = 0
-                continue
-            self.skipped.append({"step": step, "pairs": indices.tolist()})
-            self.skipped_in_a_row += 1
-            if self.skipped_in_a_row >= (most := self.config.max_skipped):
-                raise ValueError(
-                    f"the gradients of {most} steps in a row are not finite, the last at step "
-                    f"{step} with training pairs {indices.tolist()[:9]}: give a smaller factor or "
-                    "a longer warmup, and look at these pairs")
+            self.count(step, indices.tolist(), loss, norm / ranks()[1], self.config.max_skipped)
 
     def add_row(self, valid_loss, rate):
         """Add a row to the log and return it; ValueError for a validation loss that runs away."""
@@ -204,7 +190,7 @@ class RunState:
         return row
 
 # %% ../../notebooks/85_run_state.ipynb #rs85sv02
-SAVED = ("step", "position", "tokens", "losses", "norms", "skipped", "skipped_in_a_row", "log")
+SAVED = [field.name for field in fields(Progress)]
 
 
 def save_run(run, run_folder, tokenizer, scheduled, write):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 # %% ../../notebooks/76_alignment.ipynb #71621b7c
 def links_from_attention(weights: Float[Tensor, "m n"], source_length=None, target_length=None):
-    """Links {(source index, target index)}: each target token with the source token it weighs most.
+    """Links {(source index, target index)}: each target token and its most attended source token.
 
     weights: (target, source), rows numbered by the token they predict. source_length,
     target_length: real tokens; columns and rows after them (end token, padding) are left out. Of
@@ -31,8 +31,8 @@ def alignment_error_rate(predicted, gold, possible=None):
 
     Counts are summed, not averaged. predicted: for each sentence links {(source index, target
     index)}, such as `links_from_attention` makes. gold: the sure links of each. possible: further
-    links that do no harm, or None. ValueError for different numbers of sentences, and where there
-    is no link at all.
+    links that are not counted as errors, or None. ValueError for different numbers of sentences,
+    and if there is no link at all.
     """
     further = [set() for _ in gold] if possible is None else possible
     if not len(predicted) == len(gold) == len(further):
@@ -45,5 +45,5 @@ def alignment_error_rate(predicted, gold, possible=None):
         right += len(links & sure) + len(links & (sure | more))
         total += len(links) + len(sure)
     if not total:
-        raise ValueError("no link, neither predicted nor gold: nothing has no error rate")
+        raise ValueError("no link, neither predicted nor gold: give sentences with links")
     return 1 - right / total

@@ -25,7 +25,7 @@ from annotated.training.loop import evaluating
 class KeyValueCache:
     """Keys and values of one self-attention, kept while a model writes token by token (3.2.3).
 
-    capacity: how many positions to set memory aside for. To be used without gradients.
+    capacity: number of positions to allocate memory for. Use it without gradients.
     """
 
     def __init__(self, capacity):
@@ -35,9 +35,9 @@ class KeyValueCache:
     def extend(
         self, K: Float[Tensor, "rows h new d_k"], V: Float[Tensor, "rows h new d_v"]
     ) -> tuple[Float[Tensor, "rows h length d_k"], Float[Tensor, "rows h length d_v"]]:
-        """Append keys and values; all so far, as views.
+        """Append keys and values; return all so far, as views.
 
-        ValueError beyond the capacity, and for another number of rows.
+        Raises ValueError beyond the capacity, and for another number of rows.
         """
         if self.kept is None:
             self.kept = [x.new_empty(*x.shape[:2], self.capacity, x.size(-1)) for x in (K, V)]
@@ -54,7 +54,7 @@ class KeyValueCache:
         return tuple(whole[:, :, : self.length] for whole in self.kept)
 
     def select(self, rows: Int[Tensor, " rows"]):
-        """Keep these rows of the batch in this order; one may be named several times."""
+        """Keep these rows of the batch, in this order; a row may occur several times."""
         if self.spare is None or len(self.spare[0]) < len(rows):
             self.spare = [x.new_empty(len(rows), *x.shape[1:]) for x in self.kept]
         pair = [(old[:, :, : self.length], new[: len(rows)])
@@ -65,10 +65,10 @@ class KeyValueCache:
 
 # %% ../../notebooks/18_search.ipynb #01e37281
 class IncrementalDecoder:
-    """A model's decoder, run on the newest tokens alone; what it needs of the others is kept (6.1).
+    """A model's decoder, run on the newest tokens only, with keys and values cached (6.1).
 
-    source: ids with end tokens; capacity: target positions to set memory aside for. After the first
-    step there may be several rows, side by side, for each sentence.
+    source: ids with end tokens; capacity: number of target positions to allocate memory for. After
+    the first step there may be several rows, side by side, for each sentence.
     """
 
     def __init__(self, model, source: Int[Tensor, "sentences n"], capacity):
@@ -80,7 +80,7 @@ class IncrementalDecoder:
         self.memory = [attention.keys_and_values(memory, memory) for attention in cross]
 
     def step(self, tokens: Int[Tensor, "rows new"]) -> Float[Tensor, "rows new d_model"]:
-        """What the decoder makes of the newest tokens; none may be padding."""
+        """Return the hidden vectors of the newest tokens, none of which may be padding."""
         model, start, new = self.model, self.length, tokens.size(1)
         self.length += new
         mask = None if new == 1 else causal_mask(self.length, tokens.device)[start:]
@@ -101,7 +101,7 @@ class IncrementalDecoder:
         return attention.output(heads).view(x.shape)
 
     def select(self, rows: Int[Tensor, " rows"], sentences: Int[Tensor, " sentences"]):
-        """Keep these rows and, of the sources, these sentences, ascending."""
+        """Keep these rows and, in ascending order, the sources of these sentences."""
         for own in self.own:
             own.select(rows)
         if len(sentences) < len(self.memory[0][0]):
@@ -114,13 +114,13 @@ _Scores = Float[Tensor, "rows vocab_size"]
 
 
 def rule_out(scores: _Scores, allowed: Bool[Tensor, "rows vocab_size"] | None = None) -> _Scores:
-    """Scores of the next token, in place -inf for padding, begin and what is not `allowed`."""
+    """Set the scores of padding, begin and all that is not `allowed` to -inf, in place."""
     scores[:, [PAD, BEGIN]] = -math.inf
     return scores if allowed is None else scores.masked_fill_(~allowed, -math.inf)
 
 # %% ../../notebooks/18_search.ipynb #94dab87a
 def _limits(model, source, extra):
-    """How many tokens each sentence may have: as many as its source, and `extra`; at least one."""
+    """Return how many tokens each sentence may have: those of its source plus `extra`."""
     if model.config.pad_id != PAD:
         hint = f"give a model with pad_id={PAD}, with which sentences are padded"
         raise ValueError(f"pad_id={model.config.pad_id} cannot be decoded: {hint}")
@@ -132,13 +132,13 @@ def _limits(model, source, extra):
 
 
 def generate(model, source, next_token, extra=50, steps=IncrementalDecoder):
-    """Let `next_token(logits) -> tokens (rows, 1)` say what follows, until it says end (6.1).
+    """Generate tokens, chosen by `next_token(logits) -> tokens (rows, 1)`, until end (6.1).
 
     source: ids (batch, n), each row with its end token, padded. Returns a list of lists of ids
-    without begin and end. A row stops at the latest after as many tokens as its own source has,
-    plus `extra`; learned positions stop it at `max_length`. steps: called with (model, source,
-    capacity), computes the steps. Dropout is off; the model's mode is restored. ValueError for a
-    negative `extra` and for a `source` that the model refuses.
+    without begin and end. A row has at most as many tokens as its own source, plus `extra`, and at
+    most `max_length` with learned positions. steps: called with (model, source, capacity), computes
+    the steps. Dropout is off; the model's mode is restored. Raises ValueError for a negative
+    `extra` and for a `source` that the model refuses.
     """
     with evaluating(model):
         decoder = steps(model, source, max(1, source.size(-1) + extra))
@@ -163,19 +163,22 @@ def generate(model, source, next_token, extra=50, steps=IncrementalDecoder):
 def greedy_decode(model, source: Int[Tensor, "batch n"], extra=50, steps=IncrementalDecoder):
     """Append the token with the largest logit, again and again, until the end token (6.1).
 
-    Arguments, result and errors as in `generate`. A sentence is translated alone as it is in a
+    Arguments, result and errors are those of `generate`. A translation does not depend on the
     batch.
     """
-    return generate(model, source, lambda logits: logits.argmax(dim=1, keepdim=True), extra, steps)
+    def most_probable(logits):  # argmax, which PyTorch computes slowly in bfloat16
+        return logits.max(dim=1, keepdim=True).indices
+
+    return generate(model, source, most_probable, extra, steps)
 
 # %% ../../notebooks/18_search.ipynb #f25ca2a4
 def sample(model, source: Int[Tensor, "batch n"], temperature=1.0, top_k=None, top_p=None, seed=0,
            extra=50, steps=IncrementalDecoder):
     """Draw each next token by its probability; arguments, result and errors as in `generate`.
 
-    temperature: divides the logits; top_k: draw among so many of the likeliest; top_p: among as few
-    of them as have this probability together (Holtzman et al., 2020). ValueError for knobs that
-    leave nothing to draw.
+    temperature: divides the logits; top_k: draw among the k most probable tokens; top_p: among the
+    fewest tokens that together have this probability (Holtzman et al., 2020). Raises ValueError for
+    settings that leave nothing to draw.
     """
     for name, value, fits in (("temperature", temperature, temperature > 0),
                               ("top_k", top_k, top_k is None or top_k >= 1),
@@ -197,9 +200,9 @@ def sample(model, source: Int[Tensor, "batch n"], temperature=1.0, top_k=None, t
 
 # %% ../../notebooks/18_search.ipynb #d1a37798
 def length_penalty(length, alpha):
-    """What log P is divided by, since every token lowers it: ((5 + length) / 6)^alpha (6.1).
+    """Return the divisor of log p, which every token lowers: ((5 + length) / 6)^alpha (6.1).
 
-    length: generated tokens, the end token counted; a number or a tensor.
+    length: number of generated tokens, the end token included; a number or a tensor.
     """
     return ((5 + length) / 6) ** alpha
 
@@ -208,8 +211,8 @@ def length_penalty(length, alpha):
 class Hypotheses:
     """The beams of the sentences that are still being translated; best first (6.1)."""
 
-    sentence: Int[Tensor, " rows"]  # its number in the batch
-    limit: Int[Tensor, " rows"]  # its largest number of tokens
+    sentence: Int[Tensor, " rows"]  # index in the batch
+    limit: Int[Tensor, " rows"]  # largest number of tokens
     ids: Int[Tensor, "rows beam tokens"]  # with begin
     log_p: Float[Tensor, "rows beam"]
     lengths: Float[Tensor, "rows beam"]  # tokens without begin, the end token counted
@@ -217,21 +220,21 @@ class Hypotheses:
 
     @classmethod
     def begin(cls, limit, dtype):
-        """One hypothesis a sentence, the begin token."""
+        """Start with one hypothesis per sentence: the begin token."""
         ids, log_p = limit.new_full((len(limit), 1, 1), BEGIN), limit.new_zeros(len(limit), 1)
         return cls(torch.arange(len(limit), device=limit.device), limit, ids, log_p.to(dtype),
                    log_p.to(dtype), log_p.bool())
 
     def select(self, rows):
-        """Those of some sentences."""
+        """Return the hypotheses of these sentences."""
         return Hypotheses(*(field[rows] for field in vars(self).values()))
 
 # %% ../../notebooks/18_search.ipynb #d1a37799
 def _extend(beams, log_p, tokens, beam, alpha):
-    """Continue the hypotheses, in place; returns (score, slot), both (rows, new beam), best first.
+    """Extend the hypotheses, in place; return (score, slot), both (rows, new beam), best first.
 
     log_p, tokens: of the k most probable tokens after each hypothesis, (rows · old beam, k). slot:
-    which hypothesis is continued. There are fewer than `beam` if there are not so many.
+    the hypothesis that is continued. The new beam is narrower than `beam` where candidates run out.
     """
     log_p, tokens = (x.unflatten(0, beams.log_p.shape) for x in (log_p, tokens))
     ended, k = beams.finished.unsqueeze(-1), tokens.size(-1)
@@ -251,7 +254,7 @@ def _extend(beams, log_p, tokens, beam, alpha):
 
 # %% ../../notebooks/18_search.ipynb #44d9ee17
 def check_beam(beam=1, alpha=0.6, n_best=1):
-    """ValueError for a beam below 1, a negative alpha, or more results than the beam holds."""
+    """Raise ValueError for a beam below 1, a negative alpha, or more results than the beam has."""
     if beam < 1:
         raise ValueError(f"beam={beam} is invalid: give 1 (greedy decoding) or more hypotheses")
     if not 0 <= alpha < math.inf:
@@ -262,7 +265,7 @@ def check_beam(beam=1, alpha=0.6, n_best=1):
 
 
 def _settled(beams, score, n_best, alpha):
-    """Which sentences need no further step, since their n best cannot change: (rows,) bool."""
+    """Return which sentences are done, since their n best cannot change: (rows,) bool."""
     done = beams.finished.all(dim=1)
     if score.size(1) >= n_best:
         alive = beams.log_p.masked_fill(beams.finished, -math.inf).amax(dim=1)
@@ -273,7 +276,7 @@ def _settled(beams, score, n_best, alpha):
 
 
 def _read_off(ids, score, n_best):
-    """The n best of one sentence, as (ids without begin and end, score); no slot never filled."""
+    """Return the n best of a sentence as (ids without begin and end, score), no empty slots."""
     if score[:n_best].isnan().any():
         raise ValueError("the model's scores are NaN: look for weights that are not finite")
     pairs = zip(ids[:n_best, 1:].tolist(), score[:n_best].tolist(), strict=True)
@@ -282,14 +285,14 @@ def _read_off(ids, score, n_best):
 # %% ../../notebooks/18_search.ipynb #1daace7b
 def beam_search(model, source: Int[Tensor, "batch n"], beam=4, alpha=0.6, extra=50, n_best=1,
                 allowed=None, steps=IncrementalDecoder):
-    """The best hypotheses that a beam finds, by score = log P / ((5 + length) / 6)^alpha (6.1).
+    """Return the best hypotheses of a beam, by score = log p / ((5 + length) / 6)^alpha (6.1).
 
-    source: ids, each row with its end token. length counts the generated tokens, the end token too.
-    Limits and `steps` as in `generate`; what is cut off there has no end token in its score. For
-    each sentence at most n_best pairs (ids without begin and end, score), best first. allowed: a
-    function of (sentences (rows,), ids with begin (rows, beam, tokens)) that says which tokens may
-    follow, as bools (rows · beam, vocab_size). ValueError as in `generate` and for what
-    `check_beam` refuses.
+    source: ids, each row with its end token. length counts the generated tokens, the end token
+    included. Limits and `steps` as in `generate`; a hypothesis cut off there has no end token in
+    its score. Each sentence has up to n_best pairs (ids without begin and end, score), best first.
+    allowed: a function of (sentences (rows,), ids with begin (rows, beam, tokens)) that returns
+    which tokens may follow, as bools (rows · beam, vocab_size). Raises ValueError as `generate` and
+    `check_beam` do.
     """
     check_beam(beam, alpha, n_best)
     results, k = [[] for _ in source], min(beam, model.config.vocab_size)
@@ -313,7 +316,7 @@ def beam_search(model, source: Int[Tensor, "batch n"], beam=4, alpha=0.6, extra=
 
 # %% ../../notebooks/18_search.ipynb #1daa23fc
 def search(model, sources, beam=1, alpha=0.6, steps=IncrementalDecoder):
-    """Greedy decoding or the best of a beam, for lists of ids with their end tokens; such lists."""
+    """Translate lists of ids (with end tokens) greedily, or with a beam above 1; return lists."""
     source = pad(sources).to(next(model.parameters()).device)
     if beam == 1:
         return greedy_decode(model, source, steps=steps)
@@ -321,14 +324,14 @@ def search(model, sources, beam=1, alpha=0.6, steps=IncrementalDecoder):
 
 # %% ../../notebooks/18_search.ipynb #324bce5e
 def encode_texts(sentences, tokenizer, language="en"):
-    """The ids of each sentence, END last; none for a blank one."""
+    """Return the ids of each sentence, END last, and an empty list for a blank one."""
     sentences = list(sentences)
     return [[] if is_blank(sentence) else [*ids, END] for sentence, ids in zip(
         sentences, tokenizer.encode_batch(sentences, language), strict=True)]
 
 
 def decode_all(sources, decode, max_tokens=4096):
-    """decode(sources) of all that are not empty, in batches of like length; None for the empty."""
+    """Apply decode to batches of sources of similar length; an empty source gives None."""
     results, filled = [None] * len(sources), [i for i, source in enumerate(sources) if source]
     lengths = [(len(sources[i]),) * 2 for i in filled]
     budget = max(max_tokens, *(length for length, _ in lengths), 0)
@@ -340,7 +343,7 @@ def decode_all(sources, decode, max_tokens=4096):
 
 
 def as_line(ids, tokenizer, sentence):
-    """The text of ids on one line; part of a letter is no letter, unless the sentence held one."""
+    """Return the text of ids on one line, without U+FFFD unless the sentence has it."""
     text = tokenizer.decode(ids)
     text = text if "\ufffd" in sentence else text.replace("\ufffd", "")
     return text.replace("\r", " ").replace("\n", " ")
@@ -348,14 +351,14 @@ def as_line(ids, tokenizer, sentence):
 # %% ../../notebooks/18_search.ipynb #324bce5f
 def translate(sentences, model=None, tokenizer=None, language="en", max_tokens=4096, beam=1,
               alpha=0.6, engine=None):
-    """Translate a string, or strings in their order; the translation of a blank one is empty (6.1).
+    """Translate a string, or several in their order; a blank one has an empty translation (6.1).
 
-    model and tokenizer: the book's own if none is given. language: of the sentences. max_tokens:
-    padded source tokens in one batch, each counted for every hypothesis. beam: its size, 1 for
-    greedy decoding; alpha: its length penalty. engine: a function of (lists of ids, beam, alpha) in
-    place of `search` with the model. TypeError for only one of model and tokenizer, or what is no
-    string; ValueError for a language that the tokenizer does not know, for a sentence beyond the
-    learned positions, and for what `check_beam` refuses.
+    model and tokenizer: by default the book's own. language: of the sentences. max_tokens: padded
+    source tokens in one batch, counted once per hypothesis. beam: its width, 1 for greedy decoding;
+    alpha: its length penalty. engine: a function of (lists of ids, beam, alpha) that replaces
+    `search` with the model. Raises TypeError if only one of model and tokenizer is given, or if a
+    sentence is not a string, and ValueError for a language that the tokenizer does not know, for a
+    sentence beyond the learned positions, and as `check_beam` does.
     """
     if (model is None) != (tokenizer is None):
         raise TypeError("a model needs the tokenizer that it was trained with: give both, or none")

@@ -48,49 +48,43 @@ def test_heatmap_is_as_dark_as_its_largest_weight_only_on_request():
 @pytest.mark.parametrize("weights, keys, queries, message", [
     (WEIGHTS, KEYS[:3], QUERIES, "weights have 4 keys but 3 tokens were given"),
     (WEIGHTS, KEYS, QUERIES * 2, "weights have 3 queries but 6 tokens were given"),
-    (WEIGHTS, QUERIES, KEYS, "weights have 4 keys but 3 tokens"),
     (WEIGHTS, "abcd", QUERIES, "keys must be a list of tokens"),
-    (HEADS[None, None], KEYS, QUERIES, r"got shape \(1, 1, 2, 3, 4\); of a batch choose one"),
-    (np.stack([HEADS, HEADS]), KEYS, QUERIES, r"got shape \(2, 2, 3, 4\); of a batch choose one"),
-    (WEIGHTS - 0.2, KEYS, QUERIES, "weights must be numbers from 0 on"),
-    (WEIGHTS * np.nan, KEYS, QUERIES, "weights must be numbers from 0 on"),
-    (WEIGHTS[0], KEYS, QUERIES, r"got shape \(4,\)"),
+    (HEADS[None, None], KEYS, QUERIES, r"got shape \(1, 1, 2, 3, 4\); choose one of a batch"),
+    (np.stack([HEADS, HEADS]), KEYS, QUERIES, r"got shape \(2, 2, 3, 4\); choose one of a batch"),
+    (WEIGHTS - 0.2, KEYS, QUERIES, "weights must be non-negative numbers"),
+    (WEIGHTS * np.nan, KEYS, QUERIES, "weights must be non-negative numbers"),
     ([[1.0, 2.0], [3.0]], KEYS, QUERIES, "weights must be numbers in a rectangular"),
-    ([["a", "b"]], KEYS, QUERIES, "weights must be numbers"),
     (np.zeros((0, 4)), KEYS, [], r"got shape \(0, 4\)"),
 ])
-def test_heatmap_and_lines_name_what_does_not_fit(weights, keys, queries, message):
-    for draw in (attention.attention_heatmap, attention.attention_lines):
-        with pytest.raises(ValueError, match=message):
-            draw(weights, keys, queries)
+@pytest.mark.parametrize("draw", [attention.attention_heatmap, attention.attention_lines])
+def test_heatmap_and_lines_name_what_does_not_fit(draw, weights, keys, queries, message):
+    with pytest.raises(ValueError, match=message):
+        draw(weights, keys, queries)
 
 
-def test_a_batch_of_one_sentence_is_that_sentence():
-    for draw in (attention.attention_heatmap, attention.attention_overview):
-        batch, same = ([row[-5:] for row in theme.table(draw(weights, KEYS, QUERIES))[1]]
-                       for weights in (HEADS[None], HEADS))
-        assert batch == same and len(batch) == HEADS.size
-    with pytest.raises(ValueError, match="weights of 'layer 1' must be .* of a batch choose one"):
-        attention.attention_overview([np.stack([HEADS, HEADS])], KEYS, QUERIES)
+@pytest.mark.parametrize("draw", [attention.attention_heatmap, attention.attention_overview])
+def test_a_batch_of_one_sentence_is_that_sentence(draw):
+    batch, same = ([row[-5:] for row in theme.table(draw(weights, KEYS, QUERIES))[1]]
+                   for weights in (HEADS[None], HEADS))
+    assert batch == same and len(batch) == HEADS.size
 
 
 # ---- lines and overview
 
 def test_lines_join_each_query_to_each_key_with_the_width_of_the_weight():
     ax = attention.attention_lines(HEADS, KEYS, QUERIES, threshold=0.12)
-    expected = {(h + 1, i, j): w for (h, i, j), w in np.ndenumerate(HEADS) if w >= 0.12}
     drawn = {tuple(map(int, re.findall(r"\d+", patch.get_gid()))): patch for patch in ax.patches}
-    assert set(drawn) == set(expected)
+    assert drawn.keys() == {(h + 1, i, j) for (h, i, j), w in np.ndenumerate(HEADS) if w >= 0.12}
     for (head, i, j), patch in drawn.items():
         start, end = patch.get_path().vertices[[0, -1]]
         assert start[0] == 0 and end[0] == 1  # queries left, keys right
         assert round(-start[1]) == i and round(-end[1]) == j
         assert patch.get_edgecolor()[:3] == pytest.approx(to_rgb(theme.CYCLE[head - 1]))
-        assert patch.get_linewidth() == pytest.approx(0.4 + 4.2 * expected[head, i, j])
+        assert patch.get_linewidth() == pytest.approx(0.4 + 4.2 * HEADS[head - 1, i, j])
     places = {(text.get_text(), round(-text.get_position()[1]), text.get_position()[0] > 0.5)
               for text in ax.texts}
-    assert {(token, i, False) for i, token in enumerate(QUERIES)} <= places
-    assert {(token, j, True) for j, token in enumerate(KEYS)} <= places
+    assert places >= {(token, i, side) for side, tokens in enumerate((QUERIES, KEYS))
+                      for i, token in enumerate(tokens)}
 
 
 def test_lines_of_one_query():
@@ -98,28 +92,28 @@ def test_lines_of_one_query():
         ax = attention.attention_lines(HEADS, KEYS, QUERIES, query=query, threshold=0)
         assert {patch.get_gid() for patch in ax.patches} == {
             f"head {h} query 1 key {j}" for h in (1, 2) for j in range(4)}
-    with pytest.raises(ValueError, match="occurs 2 times"):
-        attention.attention_lines(HEADS.transpose(0, 2, 1), QUERIES, KEYS, query="the")
-    with pytest.raises(ValueError, match="occurs 0 times"):
-        attention.attention_lines(HEADS, KEYS, QUERIES, query="Hund")
-    with pytest.raises(IndexError):
-        attention.attention_lines(HEADS, KEYS, QUERIES, query=3)
+    for query, error, message in (("the", ValueError, "occurs 2 times"), (4, IndexError, None),
+                                  ("Hund", ValueError, "occurs 0 times")):
+        with pytest.raises(error, match=message):
+            attention.attention_lines(HEADS.transpose(0, 2, 1), QUERIES, KEYS, query=query)
 
 
 def test_overview_has_layers_down_and_heads_across():
     layers = {"first": HEADS, "second": HEADS[:, ::-1], "third": HEADS[:1]}
     figure = attention.attention_overview(layers, KEYS, QUERIES)
     grid = np.array(figure.axes).reshape(3, 2)
-    for row, (name, layer) in enumerate(layers.items()):
-        assert grid[row, 0].get_ylabel() == name
-        for column, head in enumerate(layer):
-            np.testing.assert_array_equal(grid[row, column].images[0].get_array(), head)
-            assert grid[row, column].images[0].get_clim() == (0, 1)
+    for row, (name, layer) in zip(grid, layers.items(), strict=True):
+        assert row[0].get_ylabel() == name
+        for ax, head in zip(row, layer, strict=False):
+            np.testing.assert_array_equal(ax.images[0].get_array(), head)
+            assert ax.images[0].get_clim() == (0, 1)
     assert not grid[2, 1].images
-    with pytest.raises(ValueError, match="weights have 4 keys but 3 tokens"):
-        attention.attention_overview(layers, QUERIES, QUERIES)
-    with pytest.raises(ValueError, match=r"weights of 'a' must be .* got shape \(4,\)"):
-        attention.attention_overview({"a": WEIGHTS[0]})
+    for weights, keys, message in (
+            (layers, QUERIES, "weights have 4 keys but 3 tokens"),
+            ({"a": WEIGHTS[0]}, KEYS, r"weights of 'a' must be .* got shape \(4,\)"),
+            ([np.stack([HEADS, HEADS])], KEYS, "of 'layer 1' must be .* choose one of a batch")):
+        with pytest.raises(ValueError, match=message):
+            attention.attention_overview(weights, keys, QUERIES)
 
 
 # ---- masks
@@ -153,16 +147,15 @@ def test_mask_chart_names_what_does_not_fit(mask, message):
 def test_a_hugging_face_encoder_decoder_is_drawn_with_one_call_each():
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
-    sizes = dict.fromkeys(["encoder_layers", "decoder_layers", "encoder_attention_heads",
-                           "decoder_attention_heads"], 2)
+    sizes = {f"{side}_{what}": n for side in ("encoder", "decoder")
+             for what, n in (("layers", 2), ("attention_heads", 2), ("ffn_dim", 8))}
     config = transformers.BartConfig(
-        vocab_size=20, d_model=8, encoder_ffn_dim=8, decoder_ffn_dim=8, max_position_embeddings=16,
-        attn_implementation="eager", pad_token_id=1, bos_token_id=0, eos_token_id=2, **sizes)
-    source, target = torch.tensor([[5, 6, 7, 2]]), torch.tensor([[2, 8, 9]])
+        vocab_size=20, d_model=8, max_position_embeddings=16, attn_implementation="eager",
+        pad_token_id=1, bos_token_id=0, eos_token_id=2, **sizes)
     with torch.no_grad():
         output = transformers.BartModel(config).eval()(
-            input_ids=source, decoder_input_ids=target, output_attentions=True)
-    assert output.cross_attentions[0].shape == (1, 2, 3, 4)
+            input_ids=torch.tensor([[5, 6, 7, 2]]), decoder_input_ids=torch.tensor([[2, 8, 9]]),
+            output_attentions=True)
     for weights, keys, queries in ((output.cross_attentions, KEYS, QUERIES),
                                    (output.encoder_attentions, KEYS, KEYS),
                                    (output.decoder_attentions, QUERIES, QUERIES)):

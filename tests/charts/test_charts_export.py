@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from browsing import new_tab
-from drawing import HEADS, HOSTILE, KEYS, QUERIES, SCRIPT, WEIGHTS, shown
+from drawing import HEADS, HOSTILE, KEYS, QUERIES, SCRIPT, shown
 from helpers import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,42 +22,22 @@ from annotated.charts.export import chart_page
 
 
 class Reader(HTMLParser):
-    def __init__(self):
+    """Tags, scripts, attributes and cells of a page."""
+
+    def __init__(self, page):
         super().__init__()
-        self.tags, self.scripts, self.attributes, self.cells = [], [], [], []
+        self.tags, self.attributes, self.texts = [], [], {"script": [], "td": []}
+        self.feed(page)
+        self.scripts, self.cells = self.texts.values()
 
     def handle_starttag(self, tag, attributes):
         self.tags.append(tag)
         self.attributes += attributes
-        for name, texts in (("script", self.scripts), ("td", self.cells)):
-            if tag == name:
-                texts.append("")
+        self.texts.get(tag, []).append("")
 
     def handle_data(self, data):
-        if self.tags[-1:] == ["script"]:
-            self.scripts[-1] += data
-        if self.tags[-1:] == ["td"]:
-            self.cells[-1] += data
-
-
-def read(page):
-    reader = Reader()
-    reader.feed(page)
-    return reader
-
-
-def test_csv_gives_back_the_weights_and_their_tokens():
-    heat_map, touched = attention.attention_heatmap, explorer.attention_explorer
-    for draw, panels in ((heat_map, WEIGHTS), (heat_map, HEADS), (touched, HEADS)):
-        header, rows = theme.table(draw(panels, KEYS, QUERIES))
-        rows = list(csv.DictReader(io.StringIO(theme.as_csv(header, rows))))
-        panels = panels.reshape(-1, 3, 4)
-        assert len(rows) == panels.size
-        for row in rows:
-            i, j = int(row["query index"]), int(row["key index"])
-            panel = int(row.get("panel") or row.get("head") or 1) - 1
-            assert float(row["weight"]) == pytest.approx(panels[panel, i, j], abs=5e-5)
-            assert (row["query"], row["key"]) == (QUERIES[i], KEYS[j])
+        if self.texts.get(self.tags[-1] if self.tags else ""):
+            self.texts[self.tags[-1]][-1] += data
 
 
 def test_what_has_no_numbers_has_no_table():
@@ -83,7 +63,7 @@ INERT = {"html", "head", "meta", "title", "style", "body", "main", "div", "detai
 
 def check_page(page, scripts, given):
     """A page holds no element but ours, no handler or address, and each given text in its table."""
-    reader = read(page)
+    reader = Reader(page)
     assert set(reader.tags) <= INERT and "\x00" not in page
     assert reader.tags.count("script") == scripts and reader.tags.count("img") == int(not scripts)
     for name, value in reader.attributes:
@@ -201,13 +181,12 @@ def test_browser_runs_no_hostile_text(visit, view):
 
 def test_browser_menus_of_the_explorer_change_the_drawing(visit):
     layers, keys = {"a": HEADS, "b": HEADS[:, :2, :2]}, {"a": KEYS, "b": KEYS[:2]}
-    queries = {"a": QUERIES, "b": QUERIES[:2]}
-    page = visit(explorer.attention_explorer(layers, keys, queries))
+    page = visit(explorer.attention_explorer(layers, keys, {"a": QUERIES, "b": QUERIES[:2]}))
 
     def shows(head, rows, columns):  # a moment after a menu has changed
-        labels = [f"{QUERIES[i]} → {KEYS[j]}: {HEADS[head, i, j]:g}"
-                  for i in range(rows) for j in range(columns)]
-        page.wait_for_function(f"labels => ({LABELS})() === labels", arg=",".join(labels))
+        labels = ",".join(f"{QUERIES[i]} → {KEYS[j]}: {HEADS[head, i, j]:g}"
+                          for i in range(rows) for j in range(columns))
+        page.wait_for_function(f"labels => ({LABELS})() === labels", arg=labels)
 
     shows(0, 3, 4)
     layer, head = page.locator("select").all()

@@ -37,15 +37,15 @@ def test_explorer_draws_every_layer_and_head_with_its_own_tokens_and_leaves_noth
                              for (i, j), w in np.ndenumerate(matrix)]
 
 
-def test_explorer_names_what_does_not_fit():
-    with pytest.raises(ValueError, match="weights of 'attention' have 4 keys but 3 tokens"):
-        explorer.attention_explorer(HEADS, QUERIES, QUERIES)
-    with pytest.raises(ValueError, match=r"weights of 'a' must be .* got shape \(4,\)"):
-        explorer.attention_explorer({"a": WEIGHTS[0]}, KEYS, QUERIES)
-    with pytest.raises(KeyError, match="b"):
-        explorer.attention_explorer({"a": HEADS, "b": HEADS}, {"a": KEYS}, QUERIES)
-    with pytest.raises(ValueError, match="weights hold no layer"):
-        explorer.attention_explorer({}, KEYS, QUERIES)
+@pytest.mark.parametrize("weights, keys, error, message", [
+    (HEADS, QUERIES, ValueError, "weights of 'attention' have 4 keys but 3 tokens"),
+    ({"a": WEIGHTS[0]}, KEYS, ValueError, r"weights of 'a' must be .* got shape \(4,\)"),
+    ({"a": HEADS, "b": HEADS}, {"a": KEYS}, KeyError, "b"),
+    ({}, KEYS, ValueError, "weights hold no layer"),
+])
+def test_explorer_names_what_does_not_fit(weights, keys, error, message):
+    with pytest.raises(error, match=message):
+        explorer.attention_explorer(weights, keys, QUERIES)
 
 
 # ---- the stepper

@@ -1,23 +1,12 @@
 """The interface of tokenizers: special ids, texts, pairs, and what a subclass must write."""
 
-from collections import Counter
-
 import pytest
 
-from annotated.data.base_tokenizer import (
-    BEGIN,
-    END,
-    PAD,
-    UNKNOWN,
-    Tokenizer,
-    check_pairs,
-    check_texts,
-    training_texts,
-)
-from annotated.data.normalization import Normalizer
+from annotated.data import base_tokenizer
+from annotated.data.base_tokenizer import BEGIN, END, PAD, UNKNOWN
 
 
-class Letters(Tokenizer):
+class Letters(base_tokenizer.Tokenizer):
     """One id for each of six letters."""
 
     table = ["<pad>", "<s>", "</s>", "<unk>", *"abcdef"]
@@ -38,7 +27,7 @@ def test_special_ids_are_those_of_every_model():
 ])
 def test_pairs_that_are_no_pairs(pairs, error, message):
     with pytest.raises(error, match=message):
-        list(check_pairs(pairs))
+        list(base_tokenizer.check_pairs(pairs))
 
 
 @pytest.mark.parametrize("texts, error, message", [
@@ -48,15 +37,7 @@ def test_pairs_that_are_no_pairs(pairs, error, message):
 ])
 def test_texts_that_are_no_texts(texts, error, message):
     with pytest.raises(error, match=message):
-        check_texts(texts)
-
-
-def test_training_texts_are_a_stream_with_their_marks_counted():
-    marks, drawn = Counter(), []
-    pairs = ((drawn.append(n) or f"It's {n}.", f"Das\u00a0ist {n}.") for n in range(9))
-    texts = training_texts(pairs, Normalizer(languages=("en", "de")), marks)
-    assert next(texts) == ("It's 0.", "en") and drawn == [0] and next(texts) == ("Das ist 0.", "de")
-    assert len(list(texts)) == 16 and marks == {"'": 9, ".": 18}
+        base_tokenizer.check_texts(texts)
 
 
 def test_a_subclass_says_what_it_lacks():

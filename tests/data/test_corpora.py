@@ -15,12 +15,7 @@ from hypothesis import strategies as st
 from publishing import PACK, left_over, lines, tar
 
 from annotated.data import corpora, downloads
-from annotated.data.corpora import (
-    CORPORA,
-    load_corpus,
-    split_pairs,
-    write_split,
-)
+from annotated.data.corpora import CORPORA, load_corpus, split_pairs, write_split
 from annotated.data.toy_language import ToySentence
 from annotated.files import data_root
 
@@ -31,38 +26,27 @@ GERMAN = {"train": ["Ein Hund läuft.", "Zwei Katzen schlafen."], "valid": ["Reg
 PAIRS = {split: list(zip(ENGLISH[split], GERMAN[split], strict=True)) for split in ENGLISH}
 
 
-def write_folder(folder, packing="", names=("train", "valid", "test")):
-    folder.mkdir(parents=True, exist_ok=True)
-    for split, stem in zip(PAIRS, names, strict=True):
-        (folder / f"{stem}.en{packing}").write_bytes(PACK[packing](lines(ENGLISH[split])))
-        (folder / f"{stem}.de{packing}").write_bytes(PACK[packing](lines(GERMAN[split])))
-    return folder
-
-
-def write_tables(folder, packing=""):
-    folder.mkdir(parents=True, exist_ok=True)
-    for split, pairs in PAIRS.items():
-        (folder / f"{split}.tsv{packing}").write_bytes(PACK[packing](lines("\t".join(pair)
-                                                                           for pair in pairs)))
-    return folder
+UNIT = "<tu><tuv lang='de'><seg>{1}</seg></tuv><tuv lang='en'><seg>{0}</seg></tuv></tu>"
 
 
 # --- folders
 
 
-def write_memories(folder, packing=""):
+def write_folder(folder, packing="", kind="lines"):
     folder.mkdir(parents=True, exist_ok=True)
     for split, pairs in PAIRS.items():
-        unit = "<tu><tuv lang='de'><seg>{1}</seg></tuv><tuv lang='en'><seg>{0}</seg></tuv></tu>"
-        text = f"<tmx>{''.join(unit.format(*pair) for pair in pairs)}</tmx>"
-        (folder / f"{split}.tmx{packing}").write_bytes(PACK[packing](text.encode()))
+        memory = f"<tmx>{''.join(UNIT.format(*pair) for pair in pairs)}</tmx>".encode()
+        texts = {"lines": {"en": lines(ENGLISH[split]), "de": lines(GERMAN[split])},
+                 "tables": {"tsv": lines(map("\t".join, pairs))}, "memories": {"tmx": memory}}
+        for ending, text in texts[kind].items():
+            (folder / f"{split}.{ending}{packing}").write_bytes(PACK[packing](text))
     return folder
 
 
 @pytest.mark.parametrize("packing", PACK)
-@pytest.mark.parametrize("write", [write_folder, write_tables, write_memories])
-def test_any_folder_loads(tmp_path, write, packing):
-    corpus = load_corpus(write(tmp_path / "mine", packing))
+@pytest.mark.parametrize("kind", ["lines", "tables", "memories"])
+def test_any_folder_loads(tmp_path, kind, packing):
+    corpus = load_corpus(write_folder(tmp_path / "mine", packing, kind))
     assert (corpus.name, corpus.source_language, corpus.target_language) == ("mine", "en", "de")
     assert corpus.splits() == PAIRS
     assert load_corpus(str(tmp_path / "mine")).train == PAIRS["train"]
@@ -81,11 +65,11 @@ def test_a_folder_turns_round_and_knows_its_languages(tmp_path):
 
 
 def test_columns_follow_the_name_of_the_folder(tmp_path):
-    folder = write_tables(tmp_path / "mine-en-de")
+    folder = write_folder(tmp_path / "mine-en-de", kind="tables")
     assert load_corpus(folder).valid == [("Rain falls.", "Regen fällt.")]
     assert load_corpus(folder, target_language="en").valid == [("Regen fällt.", "Rain falls.")]
     # here the first column is the source, whatever it is called
-    unnamed = write_tables(tmp_path / "mine")
+    unnamed = write_folder(tmp_path / "mine", kind="tables")
     for known in ({"source_language": "xx", "target_language": "yy"}, {"source_language": "de"},
                   {"target_language": "en"}):
         corpus = load_corpus(unnamed, **known)
@@ -96,12 +80,10 @@ def test_columns_follow_the_name_of_the_folder(tmp_path):
         load_corpus(unnamed, source_language="xx", target_language="xx")
 
 
-@pytest.mark.parametrize("beside",
-                         ["train.align", "train.en~", "train.de.bak", "train.scores.gz",
-                          "train.log"])
+@pytest.mark.parametrize("beside", ["align", "en~", "de.bak", "scores.gz", "log"])
 def test_a_file_beside_the_training_text_is_no_language(tmp_path, beside):
     folder = write_folder(tmp_path / "mine")
-    (folder / beside).write_bytes(b"0-0 1-1\n" * 2)
+    (folder / f"train.{beside}").write_bytes(b"0-0 1-1\n" * 2)
     corpus = load_corpus(folder)
     assert (corpus.source_language, corpus.target_language) == ("en", "de")
     assert corpus.train == PAIRS["train"]
@@ -119,29 +101,19 @@ def test_of_several_languages_the_user_chooses(tmp_path):
     assert brazil.train[0] == ("Ein Hund läuft.", "A dog runs.")
 
 
-def test_a_corpus_is_called_by_its_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(write_folder(tmp_path / "mine"))
-    assert load_corpus(".").name == "mine"
-
-
-def test_what_a_folder_lacks_is_named(tmp_path):
+def test_what_a_folder_lacks_and_an_unknown_name_are_named(tmp_path):
     folder = write_folder(tmp_path / "mine")
     (folder / "test.de").unlink()
     with pytest.raises(FileNotFoundError, match=r"test\.de is missing"):
         load_corpus(folder)
     (folder / "test.en").unlink()
     assert "test" not in load_corpus(folder).splits(), "training needs none"
-    (folder / "valid.en").unlink()
-    (folder / "valid.de").unlink()
+    (folder / "valid.en").unlink(), (folder / "valid.de").unlink()
     with pytest.raises(FileNotFoundError, match=r"mine has no valid split: put valid\.en and"):
         load_corpus(folder)
     with pytest.raises(FileNotFoundError, match="there is no folder .*nowhere"):
         load_corpus(tmp_path / "nowhere")
-
-
-def test_an_unknown_name_lists_the_known_ones_and_the_folder_form():
-    with pytest.raises(ValueError,
-                       match=r"unknown corpus 'wmt99': known are toy, .*folder with train\.en"):
+    with pytest.raises(ValueError, match=r"unknown corpus 'wmt99': known are toy, .* train\.en"):
         load_corpus("wmt99")
 
 
@@ -149,23 +121,22 @@ def test_an_unknown_name_lists_the_known_ones_and_the_folder_form():
 
 
 def test_toy_is_the_same_from_files_and_from_the_generator(tmp_path, monkeypatch):
+    splits = {**PAIRS, "novel": [("A novel.", "Ein Roman.")]}
     few = {split: [ToySentence(*pair, alignment=(), tree="") for pair in pairs]
-           for split, pairs in PAIRS.items()}
-    few["novel"] = [ToySentence("A novel.", "Ein Roman.", alignment=(), tree="")]
+           for split, pairs in splits.items()}
     monkeypatch.setattr(corpora, "checkout_data", lambda: None)
     monkeypatch.setattr(corpora, "generate_corpus", lambda: few)
     generated = load_corpus("toy", root=tmp_path)
-    assert generated.splits() == {**PAIRS, "novel": [("A novel.", "Ein Roman.")]}
-    assert load_corpus("toy", root=tmp_path, source_language="de").train[0] == ("Ein Hund läuft.",
-                                                                                "A dog runs.")
+    assert generated.splits() == splits
+    back = load_corpus("toy", root=tmp_path, source_language="de")
+    assert back.train[0] == ("Ein Hund läuft.", "A dog runs.")
     (tmp_path / "toy").mkdir()
-    for split, pairs in generated.splits().items():
-        (tmp_path / "toy" / f"{split}.tsv").write_bytes(lines(f"{a}\t{b}\talignment\ttree"
-                                                              for a, b in pairs))
+    for split, pairs in splits.items():
+        rows = (f"{a}\t{b}\talignment\ttree" for a, b in pairs)
+        (tmp_path / "toy" / f"{split}.tsv").write_bytes(lines(rows))
     monkeypatch.setattr(corpora, "generate_corpus", None)  # from here on only files will do
     assert load_corpus("toy", root=tmp_path) == generated
-    assert load_corpus("toy", root=tmp_path,
-                       target_language="en").novel == [("Ein Roman.", "A novel.")]
+    assert load_corpus("toy", root=tmp_path, target_language="en") == back
 
 
 # --- multi30k: files of a publisher
@@ -186,7 +157,7 @@ def captions(publisher, monkeypatch):
     return publisher
 
 
-def test_what_is_missing_is_fetched_once(captions, tmp_path):
+def test_what_is_missing_is_fetched_once_and_held_to_its_digest(captions, tmp_path):
     (tmp_path / "multi30k").mkdir()
     # of a process that is no more
     (tmp_path / "multi30k" / ".val.en.gz.part-00").write_bytes(b"half")
@@ -195,26 +166,20 @@ def test_what_is_missing_is_fetched_once(captions, tmp_path):
     assert (corpus.source_language, corpus.target_language) == ("en", "de")
     assert sorted(captions.asked) == sorted(path for path in captions.files if ".fr" not in path)
     captions.asked.clear()
-    assert load_corpus("multi30k", root=tmp_path,
-                       target_language="en").train[0] == ("Ein Hund läuft.", "A dog runs.")
-    assert captions.asked == []
+    back = load_corpus("multi30k", root=tmp_path, target_language="en")
+    assert back.train[0] == ("Ein Hund läuft.", "A dog runs.") and captions.asked == []
     load_corpus("multi30k", root=tmp_path, source_language="fr")
     assert sorted(captions.asked) == sorted(path for path in captions.files if ".fr" in path)
-
-
-def test_a_file_that_is_not_the_publishers_is_refused(captions, tmp_path):
-    load_corpus("multi30k", root=tmp_path)
     (tmp_path / "multi30k" / "train.en.gz").write_bytes(gzip.compress(b"other\ntext\n"))
-    with pytest.raises(ValueError,
-                       match=r"train\.en\.gz has the SHA-256 digest \w{64}, expected \w{64}"):
+    with pytest.raises(ValueError, match=r"train\.en\.gz has the SHA-256 digest \w{64}, expected"):
         load_corpus("multi30k", root=tmp_path)
 
 
 @pytest.mark.skipif(not (data_root() / "multi30k" / "train.en.gz").is_file(),
                     reason="needs the publisher's files (ANNOTATED_DATA)")
 def test_the_real_multi30k_files_have_the_digests():
-    assert [len(pairs) for pairs in load_corpus("multi30k").splits().values()] == [29_000, 1_014,
-                                                                                   1_000]
+    sizes = [len(pairs) for pairs in load_corpus("multi30k").splits().values()]
+    assert sizes == [29_000, 1_014, 1_000]
 
 
 # --- Tatoeba: an archive that is split here
@@ -248,21 +213,15 @@ def test_the_split_depends_on_the_sentences_alone_and_holds_them_all():
     assert splits["test"] != sorted(splits["test"])  # by hash, not by alphabet or length
 
 
-def archive(member="deu.txt", text=None):
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w") as file:
-        file.writestr("_about.txt", "who made it")
-        file.writestr("../../evil.txt", "outside")
-        file.writestr(member, text
-                      or "".join(f"{a}\t{b}\tCC-BY 2.0 (France) #1\n" for a, b in MANY))
-    return packed.getvalue()
-
-
 @pytest.fixture
 def flashcards(publisher, monkeypatch):
-    publisher.files["/deu-eng.zip"] = archive()
-    known = dataclasses.replace(CORPORA["tatoeba-en-de"], address=publisher.address
-                                + "/deu-eng.zip")
+    packed, address = io.BytesIO(), f"{publisher.address}/deu-eng.zip"
+    with zipfile.ZipFile(packed, "w") as file:
+        for name in ("_about.txt", "../../evil.txt", "deu.txt"):
+            text = "".join(f"{a}\t{b}\tCC-BY 2.0 (France) #1\n" for a, b in MANY)
+            file.writestr(name, text if name == "deu.txt" else "something else")
+    publisher.files["/deu-eng.zip"] = packed.getvalue()
+    known = dataclasses.replace(CORPORA["tatoeba-en-de"], address=address)
     monkeypatch.setitem(CORPORA, "tatoeba-en-de", known)
     monkeypatch.setattr(write_split, "__defaults__", (20,))
     return publisher
@@ -275,22 +234,9 @@ def test_an_archive_is_fetched_and_split_once(flashcards, tmp_path):
     assert load_corpus("tatoeba-en-de", root=tmp_path) == corpus
     back = load_corpus("tatoeba-en-de", root=tmp_path, source_language="de", target_language="en")
     assert back.test == [pair[::-1] for pair in corpus.test]
-    folder = tmp_path / "tatoeba-en-de"
-    assert not list(tmp_path.parent.rglob("evil.txt")) and left_over(folder) == []
-    assert sorted(path.name for path in folder.glob("[!.]*")) == ["deu-eng.zip", "downloads.json",
-                                                                  "split"]
-
-
-@pytest.mark.parametrize("body, message", [
-    (b"no archive", "what came is no whole .zip file"),
-    (archive("other.txt"), "holds no file deu.txt"),
-    (archive(text="one\ttwo\nno tab\n"), "line 2: 1 column"),
-])
-def test_a_bad_archive_is_named(flashcards, tmp_path, body, message):
-    flashcards.files["/deu-eng.zip"] = body
-    with pytest.raises(ValueError, match=rf"deu-eng\.zip.*{message}"):
-        load_corpus("tatoeba-en-de", root=tmp_path)
-    assert not (tmp_path / "tatoeba-en-de" / "split").exists()
+    assert not list(tmp_path.parent.rglob("evil.txt")) and left_over(tmp_path) == []
+    names = {path.name for path in (tmp_path / "tatoeba-en-de").glob("[!.]*")}
+    assert names == {"deu-eng.zip", "downloads.json", "split"}
 
 
 # --- WMT: archives, read in place and as a stream
@@ -300,24 +246,24 @@ def test_a_bad_archive_is_named(flashcards, tmp_path, body, message):
 def wmt(publisher, monkeypatch):
     """WMT14 English–French as a local publisher serves it, with a German file among the others."""
     monkeypatch.setattr(downloads.fetch, "__defaults__", (None, 1, 1))
+    def sides(stem, english, french):
+        return {f"{stem}.en": english, f"{stem}.fr": french}
+
     sgm = '<DOC>\n<p>\n<seg id="1">{}</seg>\n</p>\n<hl>\n<seg id="2"> {} </seg>\n</hl></DOC>\n'
     latin = "Caf\xe9 br\xfbl\xe9\nL\u2028a\n".encode("latin-1", "ignore")
+    giga, test = "giga-fren.release2.fixed", "test-full/newstest2014-fren"
     files = {
-        "europarl-v7.tgz": tar({"../outside.txt": b"!", "training/europarl-v7.de-en.de": b"Nein\n",
-                                "training/europarl-v7.fr-en.en": lines(["A dog.", "A cat.", ""]),
-                                "training/europarl-v7.fr-en.fr": lines(["Un chien.", "Un chat.",
-                                                                        "Rien."])}),
-        "commoncrawl.tgz": tar({"./commoncrawl.fr-en.fr": latin,
-                                "./commoncrawl.fr-en.en": b"Burnt coffee\nThere\n"}),
-        "nc-v9.tgz": tar({"training/news-commentary-v9.fr-en.en": b"News\r\n",
-                          "training/news-commentary-v9.fr-en.fr": b"Nouvelles\r\n"}),
-        "un.tgz": tar({"un/undoc.2000.fr-en.en": b"Peace\n", "un/undoc.2000.fr-en.fr": b"Paix\n"}),
-        "giga-fren.tar": tar({"giga-fren.release2.fixed.en.gz": gzip.compress(b"Web\n"),
-                              "giga-fren.release2.fixed.fr.gz": gzip.compress(b"Toile\n")}, "w"),
-        "dev.tgz": tar({"dev/newstest2013.en": b"Yes\n", "dev/newstest2013.fr": b"Oui\n"}),
-        "test-full.tgz": tar({
-            "test-full/newstest2014-fren-src.en.sgm": sgm.format("Q&amp;A", "Two").encode(),
-            "test-full/newstest2014-fren-ref.fr.sgm": sgm.format("Q et R", "Deux").encode()}),
+        "europarl-v7.tgz": sides("training/europarl-v7.fr-en", lines(["A dog.", "A cat.", ""]),
+                                 lines(["Un chien.", "Un chat.", "Rien."]))
+        | {"../outside.txt": b"!", "training/europarl-v7.de-en.de": b"Nein\n"},
+        "commoncrawl.tgz": sides("./commoncrawl.fr-en", b"Burnt coffee\nThere\n", latin),
+        "nc-v9.tgz": sides("training/news-commentary-v9.fr-en", b"News\r\n", b"Nouvelles\r\n"),
+        "un.tgz": sides("un/undoc.2000.fr-en", b"Peace\n", b"Paix\n"),
+        "giga-fren.tar": {f"{giga}.en.gz": gzip.compress(b"Web\n"),
+                          f"{giga}.fr.gz": gzip.compress(b"Toile\n")},
+        "dev.tgz": sides("dev/newstest2013", b"Yes\n", b"Oui\n"),
+        "test-full.tgz": {f"{test}-src.en.sgm": sgm.format("Q&amp;A", "Two").encode(),
+                          f"{test}-ref.fr.sgm": sgm.format("Q et R", "Deux").encode()},
     }
     known, archives = CORPORA["wmt14-en-fr"], {}
     for split, parts in known.archives.items():
@@ -325,7 +271,8 @@ def wmt(publisher, monkeypatch):
                                 for address, member in parts)
         for address, _ in archives[split]:
             path = address.removeprefix(publisher.address)
-            publisher.files[path] = files.pop(re.sub(".*/(training-(parallel-)?)?", "", path))
+            name = re.sub(".*/(training-(parallel-)?)?", "", path)
+            publisher.files[path] = tar(files.pop(name), "w" if name.endswith("tar") else "w:gz")
     assert not files
     monkeypatch.setitem(CORPORA, "wmt14-en-fr", dataclasses.replace(known, archives=archives))
     return publisher
@@ -355,26 +302,20 @@ def test_wmt_is_fetched_when_it_is_needed_and_once(wmt, tmp_path):
 
 
 def test_wmt_offline_names_address_archive_and_folder(wmt, tmp_path):
-    for path in [path for path in wmt.files if "europarl" in path]:
-        del wmt.files[path]
-    corpus = load_corpus("wmt14-en-fr", root=tmp_path)
-    archive = "put the archive training-parallel-europarl-v7.tgz into"
-    with pytest.raises(ConnectionError,
-                       match=rf"{wmt.address}/wmt13/.*{archive} {tmp_path}/wmt14"):
-        next(iter(corpus.train))
+    wmt.files = {path: body for path, body in wmt.files.items() if "europarl" not in path}
+    archive = f"put the archive training-parallel-europarl-v7.tgz into {tmp_path}/wmt14"
+    with pytest.raises(ConnectionError, match=f"{wmt.address}/wmt13/.*{archive}"):
+        next(iter(load_corpus("wmt14-en-fr", root=tmp_path).train))
 
 
-def test_the_real_addresses_are_of_one_publisher_and_marked_untried():
-    for name, other in (("wmt14-en-de", "de"), ("wmt14-en-fr", "fr")):
-        known = CORPORA[name]
-        parts = [part for split in known.archives.values() for part in split]
-        assert known.languages == ("en", other)
-        assert set(known.archives) == set(known.files) == set(PAIRS)
-        assert all(address.startswith("https://www.statmt.org/wmt1") for address, _ in parts)
-        assert all("{language}" in member for _, member in parts)
-    assert [len(CORPORA[f"wmt14-en-{tag}"].archives["train"]) for tag in ("de", "fr")] == [3, 5]
-    source = open(downloads.__file__, encoding="utf-8").read()
-    assert "they are untried" in source[: source.index('WMT = "')].splitlines()[-1]
-    if (data_root() / "wmt14-en-de" / "newstest2014.en.gz").is_file():
-        corpus = load_corpus("wmt14-en-de")
+@pytest.mark.parametrize("other, count", [("de", 3), ("fr", 5)])
+def test_the_real_addresses_are_of_one_publisher(other, count):
+    known = CORPORA[f"wmt14-en-{other}"]
+    parts = [part for split in known.archives.values() for part in split]
+    assert known.languages == ("en", other) and len(known.archives["train"]) == count
+    assert set(known.archives) == set(known.files) == set(PAIRS)
+    assert all(address.startswith("https://www.statmt.org/wmt1") for address, _ in parts)
+    assert all("{language}" in member for _, member in parts)
+    if (data_root() / f"wmt14-en-{other}" / "newstest2014.en.gz").is_file():
+        corpus = load_corpus(f"wmt14-en-{other}")
         assert len(corpus.valid) == 3000 and len(corpus.test) == 3003

@@ -2,16 +2,16 @@
 
 import copy
 import math
+import operator
 import os
 import sys
 
 import pytest
 import torch
-from helpers import examples, inputs, random_model, roundoff, run_python
+from helpers import EXACT, disturbed, examples, inputs, random_model, roundoff, run_python
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch.nn import functional as F
 
 from annotated.data.batches import pad
 from annotated.data.corpora import load_corpus
@@ -22,31 +22,20 @@ from annotated.fast.prepare import FusedAttention, JoinedAttention, SixteenBitDr
 from annotated.model.attention import DotProductAttention
 from annotated.model.multi_head import MultiHeadAttention
 from annotated.model.positional import PositionalEncoding
-from annotated.model.transformer import TransformerConfig
 from annotated.training.checkpoints import book_model
 from annotated.training.label_smoothing import LabelSmoothingLoss
 from annotated.translation.search import translate
 
 
 def tiny(vocab_size=12, seed=0, **changes):
-    """A random model in double precision, whose norms and biases do something too."""
-    model = random_model(vocab_size, seed, **{"N": 2, "dropout": 0.4, **changes}).double()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
-                parameter.add_(0.3 * torch.randn_like(parameter))
-    return model.eval()
+    """A random model in double precision, in eval mode."""
+    sizes = {"N": 2, "dropout": 0.4, **changes}
+    return disturbed(random_model(vocab_size, seed, **sizes).double())
 
 
 SOURCE = pad([[4, 5, 6, 7, END], [8, END], [9, 9, 10, END]])
 TARGET = pad([[BEGIN, 5, 6], [BEGIN, 7, 8, 9, 10, 11], [BEGIN, 4, 4, 4]])
 RIGHT = pad([[5, 6, END], [7, 8, 9, 10, 11, END], [4, 4, 4, END]])
-
-
-def near(ours, expected, bound=1e-12):
-    """Whether two tensors differ by at most `bound` of the largest entry expected (or of 1)."""
-    largest = max(1.0, expected.abs().max())
-    return ours.shape == expected.shape and (ours - expected).abs().max() <= bound * largest
 
 
 def learn(model, criterion, **options):
@@ -56,14 +45,7 @@ def learn(model, criterion, **options):
     loss = criterion.of_hidden(hidden, model.embedding.weight, RIGHT, **options)
     loss.backward()
     gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
-    return model(SOURCE, TARGET).detach(), loss.detach(), gradients
-
-
-def assert_near(ours, expected):
-    """Logits, losses and gradients, as `learn` gives them."""
-    assert near(ours[0], expected[0]) and near(ours[1], expected[1])
-    assert ours[2].keys() == expected[2].keys()
-    assert all(near(grad, expected[2][name]) for name, grad in ours[2].items())
+    return model(SOURCE, TARGET), loss, gradients
 
 
 def kinds_of(model):
@@ -88,31 +70,21 @@ def test_fused_attention_is_attention_with_its_gradients(mask, training, lengths
     mask = some_mask(mask, queries, keys, draw)
     output, weights = FusedAttention(DotProductAttention()).train(training)(*qkv, mask)
     expected, _ = DotProductAttention()(*qkv, mask)
-    assert weights is None and near(output, expected)
+    assert weights is None
+    torch.testing.assert_close(output, expected, **EXACT)
     outer = torch.randn(output.shape, generator=draw, dtype=torch.float64)
-    assert all(map(near, *(torch.autograd.grad(out, qkv, outer) for out in (output, expected))))
+    grads = (torch.autograd.grad(out, qkv, outer) for out in (output, expected))
+    torch.testing.assert_close(*grads, **EXACT)
 
 
-def test_fused_attention_drops_in_training_only():
-    torch.manual_seed(0)
-    x = torch.randn(1, 2, 40, 8)
-    layer = FusedAttention(DotProductAttention(0.5))
-    # 40 weights and 40 terms, each rounded a few times to 24 bits, of numbers up to four
-    assert near(layer.eval()(x, x, x)[0], DotProductAttention()(x, x, x)[0], 1e-5)
-    for length in (40, 300):  # even weights, half of them doubled
-        zeros, eye = torch.zeros(1, 1, length, 1), torch.eye(length)[None, None]
-        weights = layer.train()(zeros, zeros, eye)[0] * length
-        assert set(weights.round().flatten().tolist()) == {0.0, 2.0}
-
-
-@pytest.mark.parametrize("training, dtype, keys, fused", [
-    (True, torch.float32, 5, True), (False, torch.bfloat16, 5, True),
-    (True, torch.bfloat16, 512, False), (True, torch.bfloat16, 513, True)])
-def test_training_in_bf16_here_takes_the_formula_for_few_keys(
-        training, dtype, keys, fused, monkeypatch):
-    calls, own = [], F.scaled_dot_product_attention
-    monkeypatch.setattr(F, own.__name__, lambda *arguments: calls.append(1) or own(*arguments))
-    x = torch.randn(1, 1, keys, 4, dtype=dtype)
+@pytest.mark.parametrize("training, dtype, rows, keys, fused", [
+    (True, torch.float32, 1, 5, True), (False, torch.float32, 4, 5, True),
+    (False, torch.bfloat16, 3, 5, True), (False, torch.bfloat16, 4, 5, False),
+    (True, torch.bfloat16, 1, 512, False), (True, torch.bfloat16, 1, 513, True)])
+def test_bf16_here_takes_the_formula_for_few_keys(training, dtype, rows, keys, fused, monkeypatch):
+    calls, own = [], nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(nn.functional, own.__name__, lambda *arguments: calls.append(1) or own(*arguments))
+    x = torch.randn(rows, 1, keys, 4, dtype=dtype)
     FusedAttention(DotProductAttention()).train(training)(x[:, :, :3], x, x)
     assert bool(calls) is fused
 
@@ -133,9 +105,8 @@ def test_kept_positions_are_those_computed_anew(parts, dtype, d_model):
 
 def test_a_joined_product_in_training_has_the_gradients_of_three():
     torch.manual_seed(0)
-    plain, x = MultiHeadAttention(16, 2, d_k=3, d_v=5), torch.randn(2, 4, 16)
-    leaves, grads = [x.requires_grad_(), *plain.parameters()], []
-    outer, calls = torch.randn(2, 4, 16), []
+    plain, x = MultiHeadAttention(16, 2, d_k=3, d_v=5), torch.randn(2, 4, 16, requires_grad=True)
+    leaves, grads, outer, calls = [x, *plain.parameters()], [], torch.randn(2, 4, 16), []
     plain.W_Q.register_forward_hook(lambda *_: calls.append(1))
     for layer in (JoinedAttention(plain).train(), plain):
         with torch.autocast("cpu", torch.bfloat16):
@@ -143,7 +114,7 @@ def test_a_joined_product_in_training_has_the_gradients_of_three():
     assert calls == [1], "the first way made no product of W_Q alone"
     for ours, expected in zip(*grads, strict=True):  # ten roundings in a row to bf16
         assert (ours - expected).norm() <= roundoff(torch.bfloat16, 10) * expected.norm()
-    assert near(JoinedAttention(plain).train()(x, x, x), plain(x, x, x), 1e-6)
+    assert torch.equal(JoinedAttention(plain).train()(x, x, x), plain(x, x, x))
     assert calls == [1] * 3, "without autocast three products are made"
 
 
@@ -159,7 +130,7 @@ def test_layers_from_outside_are_not_read_past(outside):
         layer.W_V = kind(16, 16, bias=outside == "bias").double()
     with torch.autocast("cpu", torch.bfloat16), torch.no_grad():  # double precision stays as it is
         expected = model.train()(SOURCE, TARGET)
-        assert near(prepare(model)(SOURCE, TARGET), expected)
+        torch.testing.assert_close(prepare(model)(SOURCE, TARGET), expected, **EXACT)
 
 
 @examples(15)
@@ -181,14 +152,14 @@ def test_sixteen_bit_dropout_is_dropout(p, seed, dtype):
 
 def test_sixteen_bit_dropout_draws_independently():
     def drawn():
-        return (SixteenBitDropout(nn.Dropout(0.3))(torch.ones(1000, 1000)) == 0).double() - 0.3
+        dropped = SixteenBitDropout(nn.Dropout(0.3))(torch.ones(1000, 1000)) == 0
+        return dropped.double().flatten() - 0.3
 
     torch.manual_seed(0)
     gone, again = drawn(), drawn()
-    for lag in (1, 2, 3, 4, 5, 8, 1000):  # neighbours share a 64-bit word; none knows of the other
-        flat = gone.flatten()
-        assert abs((flat[:-lag] * flat[lag:]).mean() / 0.21) < 0.005  # five standard errors
-    assert abs((again * gone).mean() / 0.21) < 0.005
+    lags = 1, 2, 3, 4, 5, 8, 1000  # neighbours share a 64-bit word; none knows of the other
+    for one, other in ((gone, again), *((gone[:-lag], gone[lag:]) for lag in lags)):
+        assert abs((one * other).mean() / 0.21) < 0.005  # five standard errors
     torch.manual_seed(0)
     assert torch.equal(gone, drawn())
 
@@ -208,67 +179,41 @@ whole = pytest.mark.parametrize("norm_first, positions", [(False, "sinusoidal"),
 
 @whole
 @pytest.mark.parametrize("training", [True, False])
-def test_a_prepared_model_is_the_plain_one_with_its_gradients(norm_first, positions, training):
-    """In double precision, with padding on both sides."""
-    model = tiny(dropout=0.0, norm_first=norm_first, positions=positions).train(training)
-    expected = learn(model, LabelSmoothingLoss(0.1))
-    assert_near(learn(prepare(model), ChunkedLoss(0.1), chunk=4), expected)
-
-
-@whole
-def test_dropout_of_a_prepared_model_is_drawn_as_that_of_the_plain_one(norm_first, positions):
-    """Tensors as small as these keep PyTorch's draws."""
+def test_a_prepared_model_is_the_plain_one_with_its_gradients_and_dropout(
+        norm_first, positions, training):
+    """In double precision, with padding on both sides; small tensors keep PyTorch's draws."""
     model = tiny(norm_first=norm_first, positions=positions, attention_dropout=0.2,
-                 feed_forward_dropout=0.3).train()
-    results = []
-    for prepared in (False, True):
-        torch.manual_seed(5)
-        results.append(learn(prepare(model) if prepared else model, LabelSmoothingLoss(0.1)))
-    assert_near(*results)
-
-
-def test_every_plain_part_is_replaced_and_parameters_stay_themselves():
-    model = undo(fast.prepared_transformer(TransformerConfig(12, N=1, d_model=16, d_ff=32, h=2)))
-    before, parameters = kinds_of(model), dict(model.named_parameters())
-    values = copy.deepcopy(model.state_dict())
-    changed = {DotProductAttention: FusedAttention, MultiHeadAttention: JoinedAttention,
-               PositionalEncoding: fast.KeptPositions, nn.Dropout: SixteenBitDropout}
-    expected = {path: changed.get(kind, kind) for path, kind in before.items()}
-    for _ in range(2):
-        assert kinds_of(prepare(model)) == expected
-        assert all(p is parameters.get(name) for name, p in model.named_parameters())
-        assert_same_values(model, values)
-
-
-def assert_same_values(model, values):
-    assert list(model.state_dict()) == list(values)
-    assert all(torch.equal(values[name], x) for name, x in model.state_dict().items())
-
-
-@whole
-def test_undo_gives_back_the_first_model(norm_first, positions):
-    model, calls = tiny(norm_first=norm_first, positions=positions), []
-    model.encoder.layers[0].train()  # modes of many kinds
-    model.decoder.layers[1].residual[0].dropout.train()
-    model.decoder.layers[0].residual[1].register_forward_hook(lambda *_: calls.append("before"))
-    modules, modes = dict(model.named_modules()), modes_of(model)
-    kinds, values = kinds_of(model), copy.deepcopy(model.state_dict())
-    torch.manual_seed(0)
-    expected = model(SOURCE, TARGET)
-    prepare(prepare(model))
-    assert any(isinstance(module, fast.PreparedPart) for module in model.modules())
-    assert modes_of(model) == modes
-    model(SOURCE, TARGET)
-    assert undo(model) is model and undo(model) is model and kinds_of(model) == kinds
-    assert all(module is modules[path] for path, module in model.named_modules())
-    assert modes_of(model) == modes
-    assert_same_values(model, values)
-    torch.manual_seed(0)
-    assert torch.equal(model(SOURCE, TARGET), expected) and calls == ["before"] * 3
+                 feed_forward_dropout=0.3).train(training)
+    torch.manual_seed(5)
+    expected = learn(model, LabelSmoothingLoss(0.1))
+    torch.manual_seed(5)
+    torch.testing.assert_close(learn(prepare(model), ChunkedLoss(0.1), chunk=4), expected, **EXACT)
 
 
 def modes_of(model):
     return {path: module.training for path, module in model.named_modules()}
+
+
+@whole
+def test_every_plain_part_is_replaced_and_undo_gives_back_the_first_model(norm_first, positions):
+    model, calls = tiny(norm_first=norm_first, positions=positions), []
+    model.encoder.layers[0].train()  # modes of many kinds
+    model.decoder.layers[1].residual[0].dropout.train()
+    model.decoder.layers[0].residual[1].register_forward_hook(lambda *_: calls.append("before"))
+    modules, modes, parameters = dict(model.named_modules()), modes_of(model), [*model.parameters()]
+    changed = {DotProductAttention: FusedAttention, MultiHeadAttention: JoinedAttention,
+               PositionalEncoding: fast.KeptPositions, nn.Dropout: SixteenBitDropout}
+    kinds = {path: changed.get(kind, kind) for path, kind in kinds_of(model).items()}
+    torch.manual_seed(0)
+    expected = model(SOURCE, TARGET)
+    for _ in range(2):
+        assert kinds_of(prepare(model)) == kinds and modes_of(model) == modes
+        assert all(map(operator.is_, model.parameters(), parameters))
+    model(SOURCE, TARGET)
+    assert undo(model) is model and undo(model) is model
+    assert dict(model.named_modules()) == modules and modes_of(model) == modes
+    torch.manual_seed(0)
+    assert torch.equal(model(SOURCE, TARGET), expected) and calls == ["before"] * 3
 
 
 @pytest.mark.parametrize("after", [undo, prepare])
@@ -298,30 +243,14 @@ def test_what_has_changed_meanwhile_outlasts_the_prepared_parts(after):
 
 
 def test_prepared_models_can_be_copied():
-    model = prepare(tiny(300).float())
-    model(SOURCE, TARGET)
+    model = prepare(tiny())
     copied = copy.deepcopy(model)
-    with torch.no_grad():
-        for _ in range(2):
-            assert torch.equal(copied(SOURCE, TARGET), model(SOURCE, TARGET))
-            assert kinds_of(copied) == kinds_of(model)
-            undo(copied), undo(model)
-        copied.embedding.weight.zero_()
-        assert model(SOURCE, TARGET).any()
-
-
-def test_only_parts_of_exactly_these_kinds_are_replaced():
-    model = tiny(dropout=0.0).float()
-    layer = model.encoder.layers[0]
-    own = [model.source_positions, layer.self_attention.attention,
-           model.decoder.layers[1].cross_attention, layer.residual[0].dropout]
-    for part in own:  # the same part as one of a class from outside
-        part.__class__ = type(f"My{type(part).__name__}", (type(part),), {})
-    with torch.no_grad():
-        expected = model(SOURCE, TARGET)
-        # some dozens of roundings to 24 bits in each of ten sub-layers
-        assert near(prepare(model)(SOURCE, TARGET), expected, 1e-5)
-    assert all(any(part is module for module in model.modules()) for part in own)
+    for _ in range(2):
+        assert torch.equal(copied(SOURCE, TARGET), model(SOURCE, TARGET))
+        assert kinds_of(copied) == kinds_of(model)
+        undo(copied), undo(model)
+    copied.embedding.weight.data.zero_()
+    assert model(SOURCE, TARGET).any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

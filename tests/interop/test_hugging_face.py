@@ -2,34 +2,30 @@
 
 import copy
 import json
+from functools import partial
 
 import pytest
+import safetensors.torch
 import torch
 import transformers
 import yaml
-from helpers import PAIRS, examples, run_python
-from hypothesis import given
-from hypothesis import strategies as st
+from helpers import PAIRS, run_python
 from small_exports import BPE, TOKENIZERS, copy_of, model_that_writes, random_batch, small_model
+from test_cli import write_corpus
 from transformers import AutoTokenizer, MarianConfig, MarianMTModel
 
 from annotated.cli import main
 from annotated.data.batches import pad
 from annotated.data.prepared import prepare_corpus
-from annotated.data.tokenizers import BEGIN, END, PAD, SubwordTokenizer, WordTokenizer
+from annotated.data.tokenizers import BEGIN, END, PAD
 from annotated.interop import hugging_face as hf
 from annotated.interop.hugging_face import export_to_hugging_face, import_from_hugging_face
-from annotated.model.transformer import TransformerConfig
 from annotated.training.builders import builder_of
 from annotated.training.checkpoints import load_checkpoint, save_checkpoint
 from annotated.translation.search import beam_search, greedy_decode
 
 transformers.logging.disable_progress_bar()
 transformers.logging.set_verbosity_error()
-
-
-def change_json(path, **changes):
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
 def same_logits(ours, marian, ids=None, atol=1e-9):
@@ -77,6 +73,9 @@ def test_greedy_output_is_the_same_and_padding_never_comes_out(tmp_path):
 
 # There and back
 
+NUMBERS = {"max_position_embeddings": 70, "dropout": 0.3, "attention_dropout": 0.1,
+           "activation_dropout": 0.2}
+
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("kind", TOKENIZERS)
@@ -87,15 +86,12 @@ def test_everything_comes_back_to_the_bit(tmp_path, dtype, kind):
     weights = copy.deepcopy(model.state_dict())
     export_to_hugging_face(model, tokenizer, tmp_path / "out", source_language="fr")
     fields = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert fields["max_position_embeddings"] == 70
-    dropouts = [fields[f"{name}dropout"] for name in ("", "attention_", "activation_")]
-    assert dropouts == [0.3, 0.1, 0.2]
+    assert {name: fields[name] for name in NUMBERS} == NUMBERS
+    before = torch.get_rng_state()
     returned = import_from_hugging_face(str(tmp_path / "out"))
-    state = returned.model.state_dict()
-    assert state.keys() == weights.keys()
-    for after in (state, model.state_dict()):  # which stays as it is
-        assert all(torch.equal(after[name], weight) for name, weight in weights.items())
-    assert {weight.dtype for weight in state.values()} == {dtype}
+    assert torch.equal(torch.get_rng_state(), before), "importing draws random numbers"
+    for after in (returned.model, model):  # which stays as it is
+        torch.testing.assert_close(after.state_dict(), weights, rtol=0, atol=0)
     assert returned.model.config == model.config and not returned.model.training
     assert returned.info == {"source_language": "fr", "target_language": "de"}
     languages = {"languages": ["fr", "de"]} if kind == "words" else {}
@@ -105,11 +101,8 @@ def test_everything_comes_back_to_the_bit(tmp_path, dtype, kind):
 def test_comes_back_from_what_transformers_saved(tmp_path, exported):
     MarianMTModel.from_pretrained(exported).save_pretrained(tmp_path / "again")
     AutoTokenizer.from_pretrained(exported).save_pretrained(tmp_path / "again")
-    before = torch.get_rng_state()
-    returned = import_from_hugging_face(tmp_path / "again")
-    assert torch.equal(torch.get_rng_state(), before), "importing draws random numbers"
-    state, model = returned.model.state_dict(), small_model()
-    assert all(torch.equal(state[name], weight) for name, weight in model.state_dict().items())
+    returned, model = import_from_hugging_face(tmp_path / "again"), small_model()
+    torch.testing.assert_close(returned.model.state_dict(), model.state_dict(), rtol=0, atol=0)
     assert returned.model.config == model.config and builder_of(returned.model) == "transformer"
     assert returned.tokenizer.as_dict() == BPE.as_dict()
 
@@ -117,16 +110,16 @@ def test_comes_back_from_what_transformers_saved(tmp_path, exported):
 # A model that Transformers made: in, fine-tuned, and out
 
 
-def random_marian(folder, biases=True, **changes):
+SIZE = len(BPE) - 1  # padding begins a translation: there is no id for it
+
+
+def random_marian(folder, biases=True, size=SIZE, **changes):
     """A MarianMTModel with random weights, saved by Transformers; with Marian's own special ids."""
-    size = len(BPE) - 1  # padding begins a translation: there is no id for it
     torch.manual_seed(0)
     marian = MarianMTModel(MarianConfig(**{
-        "vocab_size": size, "d_model": 16, "encoder_layers": 2, "decoder_layers": 2,
-        "encoder_ffn_dim": 20, "decoder_ffn_dim": 20, "encoder_attention_heads": 2,
-        "decoder_attention_heads": 2, "pad_token_id": size - 1, "eos_token_id": 0,
-        "decoder_start_token_id": size - 1, "activation_function": "swish",
-        "scale_embedding": True, "max_position_embeddings": 128, **changes})).eval()
+        **hf.marian_fields(small_model().config), "vocab_size": size, "decoder_vocab_size": size,
+        "pad_token_id": size - 1, "eos_token_id": 0, "decoder_start_token_id": size - 1,
+        "activation_function": "swish", "max_position_embeddings": 128, **changes})).eval()
     with torch.no_grad():
         for name, weight in marian.named_parameters():
             if "positions" not in name and (biases or "_proj.bias" not in name):
@@ -148,7 +141,6 @@ def test_a_marian_model_of_transformers_becomes_ours(tmp_path, activation, biase
     saved = import_from_hugging_face(tmp_path / "hf")
     assert builder_of(saved.model) == builder and saved.tokenizer is None
     assert hf.marian_ids(marian.config, tmp_path / "hf") == IDS
-    same_logits(saved.model, marian, IDS, 1e-4)
     save_checkpoint(tmp_path / "ours", saved.model)
     again = load_checkpoint(tmp_path / "ours").model
     same_logits(again, marian, IDS, 1e-4)
@@ -167,12 +159,8 @@ def test_the_id_of_unknown_words_is_that_of_marians_vocabulary(tmp_path):
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
-    """A prepared corpus of a few pairs, with a tokenizer of its own: {"bpe": folder}."""
-    folder = tmp_path_factory.mktemp("corpus")
-    for split in ("train", "valid", "test"):
-        for side, language in enumerate(("en", "de")):
-            lines = [pair[side] for pair in PAIRS * 6]
-            (folder / f"{split}.{language}").write_text("\n".join(lines) + "\n", "utf-8")
+    """A corpus of a few pairs; in "prepared" with a tokenizer of its own."""
+    folder = write_corpus(tmp_path_factory.mktemp("corpus") / "own", PAIRS * 6)
     prepare_corpus(folder, folder / "prepared", len(BPE))
     return folder
 
@@ -224,48 +212,45 @@ def test_options_that_contradict_the_start_are_refused(
     assert message in capsys.readouterr().err
 
 
-def test_a_corpus_of_another_tokenizer_is_refused(tmp_path, exported, prepared, capsys):
-    folder = copy_of(exported, tmp_path)
+def test_a_corpus_of_another_tokenizer_is_refused(tmp_path, prepared, capsys):
     random_marian(tmp_path / "hf")
-    random_marian(tmp_path / "small", vocab_size=99, pad_token_id=98, decoder_start_token_id=98)
+    random_marian(tmp_path / "small", size=99)
     random_marian(tmp_path / "spm")
     (tmp_path / "spm" / "source.spm").write_bytes(b"x")
     words = TOKENIZERS["words"]
     export_to_hugging_face(small_model(vocab_size=len(words)), words, tmp_path / "words")
     for start, corpus, message in (
-            (folder / "none", prepared, "config.json"), (tmp_path / "hf", prepared, "no tokenizer"),
-            (tmp_path / "words", prepared / "prepared", "with another tokenizer"),
-            (tmp_path / "small", prepared / "prepared", "with another tokenizer"),
-            (tmp_path / "spm", prepared / "prepared", "source.spm is of SentencePiece")):
+            ("none", "", "config.json"), ("hf", "", "no tokenizer"),
+            ("words", "prepared", "with another tokenizer"),
+            ("small", "prepared", "with another tokenizer"),
+            ("spm", "prepared", "source.spm is of SentencePiece")):
         with pytest.raises(SystemExit):
-            fine_tuned(corpus, start, tmp_path / "out")
+            fine_tuned(prepared / corpus, tmp_path / start, tmp_path / "out")
         assert message in capsys.readouterr().err
 
 
 # Refusals
 
 
-@pytest.mark.parametrize("changes, message", [
-    ({"norm_first": True}, "norm_first=True cannot be exported, only False: .* post-norm"),
-    ({"positions": "learned"}, "positions='learned' cannot be exported"),
-    ({"d_k": 3}, "d_k=3 cannot be exported"), ({"pad_id": 3}, "pad_id=3 cannot be exported"),
-])
-def test_what_marian_cannot_express_is_named(tmp_path, changes, message):
-    with pytest.raises(ValueError, match=message):
-        export_to_hugging_face(small_model(**changes), BPE, tmp_path / "out")
+def with_rms_norm():
+    model = small_model()
+    model.encoder.layers[0].residual[0].norm = torch.nn.RMSNorm(16)
+    return model
+
+
+@pytest.mark.parametrize("build, tokenizer, message", [
+    (partial(small_model, norm_first=True), BPE,
+     "norm_first=True cannot be exported, only False: .* post-norm"),
+    *((partial(small_model, **{name: value}), BPE, f"{name}={value!r} cannot be exported")
+      for name, value in (("positions", "learned"), ("d_k", 3), ("pad_id", 3))),
+    (with_rms_norm, BPE, "residual.0.norm, which is a RMSNorm.*Marian has no such"),
+    (partial(torch.nn.Linear, 2, 2), BPE, "got Linear and SubwordTokenizer: give the"),
+    (small_model, None, "got Transformer and NoneType"),
+    (small_model, TOKENIZERS["wordpiece"], "pieces, the model vocab_size=")])
+def test_what_marian_cannot_express_is_named(tmp_path, build, tokenizer, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        export_to_hugging_face(build(), tokenizer, tmp_path / "out")
     assert not list(tmp_path.iterdir())
-
-
-def test_other_parts_are_refused(tmp_path):
-    model, changed = small_model(), small_model()
-    changed.encoder.layers[0].residual[0].norm = torch.nn.RMSNorm(16)
-    for model_given, tokenizer, error, message in (
-            (torch.nn.Linear(2, 2), BPE, TypeError, "got Linear and SubwordTokenizer: give the"),
-            (model, None, TypeError, "got Transformer and NoneType"),
-            (changed, BPE, ValueError, "residual.0.norm, which is a RMSNorm.*Marian has no such"),
-            (model, TOKENIZERS["wordpiece"], ValueError, "pieces, the model vocab_size=")):
-        with pytest.raises(error, match=message):
-            export_to_hugging_face(model_given, tokenizer, tmp_path / "out")
 
 
 @pytest.mark.parametrize("name, value", [
@@ -273,21 +258,20 @@ def test_other_parts_are_refused(tmp_path):
     ("decoder_layers", 1), ("tie_word_embeddings", False),
 ])
 def test_what_a_transformer_cannot_express_is_named(name, value):
-    fields = hf.marian_fields(TransformerConfig(20, N=2, d_model=8, d_ff=8, h=2))
-    config = MarianConfig(**fields)
-    assert hf.book_config(config).N == 2
+    config = MarianConfig(**hf.marian_fields(small_model().config))
+    assert hf.book_config(config) == small_model().config
     setattr(config, name, value)
     with pytest.raises(ValueError, match=f"config.json: {name}={value!r} cannot be imported"):
         hf.book_config(config)
 
 
-def spoil(folder, change):
-    """Change the tensors of an exported folder."""
-    from safetensors.torch import load_file, save_file
-
-    weights = load_file(folder / "model.safetensors")
-    change(weights)
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+def with_weights(change):
+    """A change of the tensors in a file of safetensors."""
+    def changed(data):
+        weights = safetensors.torch.load(data)
+        change(weights)
+        return safetensors.torch.save(weights, metadata={"format": "pt"})
+    return changed
 
 
 NORM = "model.decoder.layers.0.encoder_attn_layer_norm.weight"
@@ -295,35 +279,25 @@ FURTHER = "model.encoder.layers.7.fc1.bias"
 TABLE = "model.encoder.embed_positions.weight"
 
 
-@pytest.mark.parametrize("change, message", [
-    (lambda w: w.pop(NORM), f"missing_keys, {NORM} for one"),
-    (lambda w: w.update({FURTHER: torch.zeros(3)}), f"unexpected_keys, {FURTHER} for one"),
-    (lambda w: w.update({TABLE: torch.ones(512, 16)}), f"{TABLE} holds no sinusoids"),
-    (lambda w: w.update({NORM: torch.zeros(8)}), "config.json and model.safetensors are no Marian"),
-])
-def test_foreign_weights_are_named(tmp_path, exported, change, message):
-    folder = copy_of(exported, tmp_path)
-    spoil(folder, change)
-    with pytest.raises(ValueError, match=message):
-        import_from_hugging_face(folder)
-
-
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
-def test_missing_and_damaged_files_are_named(tmp_path, exported, name):
-    folder = copy_of(exported, tmp_path)
-    (folder / name).write_bytes(b"{ half of")
-    with pytest.raises((ValueError, OSError), match=name.replace(".", r"\.")):
-        import_from_hugging_face(folder)
-    (folder / name).unlink()
-    with pytest.raises(OSError, match=name.replace(".", r"\.")):
-        import_from_hugging_face(folder)
-
-
-def test_foreign_tokenizer_is_refused(tmp_path, exported):
-    folder = copy_of(exported, tmp_path)
-    change_json(folder / "tokenizer.json", normalizer={"type": "Lowercase"})
-    with pytest.raises(ValueError, match="tokenizer.json has another normalizer"):
-        import_from_hugging_face(folder)
+@pytest.mark.parametrize("name, change, message", [
+    *((name, change, name.replace(".", r"\.")) for change in (lambda _: b"{ half of", None)
+      for name in ("config.json", "model.safetensors", "tokenizer.json")),
+    *(("model.safetensors", with_weights(change), message) for change, message in (
+        (lambda w: w.pop(NORM), f"missing_keys, {NORM} for one"),
+        (lambda w: w.update({FURTHER: torch.zeros(3)}), f"unexpected_keys, {FURTHER} for one"),
+        (lambda w: w.update({TABLE: torch.ones(512, 16)}), f"{TABLE} holds no sinusoids"),
+        (lambda w: w.update({NORM: torch.zeros(8)}), "config.json and model.safetensors are no"))),
+    ("tokenizer.json", lambda data: json.dumps(
+        {**json.loads(data), "normalizer": {"type": "Lowercase"}}).encode(),
+     "tokenizer.json has another normalizer")])
+def test_foreign_damaged_and_missing_files_are_named(tmp_path, exported, name, change, message):
+    file = copy_of(exported, tmp_path) / name
+    data = file.read_bytes()
+    file.unlink()
+    if change:
+        file.write_bytes(change(data))
+    with pytest.raises((ValueError, OSError), match=message):
+        import_from_hugging_face(file.parent)
 
 
 def test_a_folder_that_fails_is_not_there(tmp_path, monkeypatch):
@@ -333,83 +307,14 @@ def test_a_folder_that_fails_is_not_there(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-# Tokenizers
-
-
-@pytest.fixture(scope="module", params=["bpe", "wordpiece"])
-def subwords(request, tmp_path_factory):
-    """A tokenizer of ours and what AutoTokenizer makes of its export."""
-    tokenizer = TOKENIZERS[request.param]
-    folder = tmp_path_factory.mktemp("tokenizer") / request.param
-    export_to_hugging_face(small_model(vocab_size=len(tokenizer)), tokenizer, folder)
-    return tokenizer, AutoTokenizer.from_pretrained(folder)
-
-
-@examples(150)
-@given(text=st.one_of(st.text(st.characters(exclude_categories=["Cs"]), max_size=40),
-                      st.text("</s>unkpad ⁀⟨⟩ĠÄéa\n", max_size=30),
-                      st.sampled_from(["</s>", "<pad> a", "the <unk> dog</s>", "<s>"])))
-def test_any_text_has_the_same_ids_and_comes_back(subwords, text):
-    tokenizer, theirs = subwords
-    ids = tokenizer.encode(text)
-    assert theirs(text).input_ids == [*ids, END]
-    back = theirs.decode([*ids, END], skip_special_tokens=True)
-    assert back == tokenizer.decode(ids) == tokenizer.normalizer(text)
-
-
-def test_incomplete_letters_are_decoded_alike(subwords):
-    tokenizer, theirs = subwords
-    ids = tokenizer.encode("schläft Käse")
-    for end in range(len(ids)):
-        text = theirs.decode(ids[:end], skip_special_tokens=True)
-        assert text == tokenizer.decode(ids[:end])
-
-
-def test_batches_are_padded_on_the_right(subwords):
-    batch = subwords[1](["a dog", "the dog sees a cat"], return_tensors="pt", padding=True)
-    assert set(batch) == {"input_ids", "attention_mask"} and batch.input_ids[0, -1] == PAD
-    assert torch.equal(batch.attention_mask.bool(), batch.input_ids != PAD)
-
-
-def test_a_piece_that_is_spelt_like_a_special_one(tmp_path):
-    merges = [*BPE.merges, ("<", "/"), ("</", "s"), ("</s", ">")]
-    tokenizer = SubwordTokenizer([*BPE.vocabulary, "</", "</s", "</s>"], merges)
-    model = small_model(vocab_size=len(tokenizer))
-    export_to_hugging_face(model, tokenizer, tmp_path / "out")
-    theirs = AutoTokenizer.from_pretrained(tmp_path / "out")
-    assert theirs.eos_token == "⟨</s>⟩" and theirs.eos_token_id == END
-    assert theirs("x</s>y").input_ids == [*tokenizer.encode("x</s>y"), END]
-    assert hf.book_tokenizer(tmp_path / "out").as_dict() == tokenizer.as_dict()
-
-
-@pytest.mark.parametrize("text", [
-    "They don't know.", "It's the dogs' (old) bowl, isn't it?",
-    "He'll see: they've won; I'm sure!", "a well-known dog",
-])
-def test_contractions_and_marks(text):
-    tokenizer = WordTokenizer.fit([(text, "x")])
-    form, ids = hf.library_form(tokenizer), tokenizer.encode(text, "en")
-    assert form.encode(text).ids == [*ids, END]
-    assert form.decode([*ids, END]) == tokenizer.decode(ids)
-
-
-def test_unknown_words_are_unknown():
-    words = TOKENIZERS["words"]
-    ids = words.encode("a zebra sleeps", "en")
-    assert hf.library_form(words).encode("a zebra sleeps").ids == [*ids, END] and 3 in ids
-
-
 # The card
 
 
-def test_card_invents_nothing():
+def test_card_invents_nothing_and_keeps_its_lines():
     card = hf.model_card(small_model().config, TOKENIZERS["words"], "no", "de")
     assert card.count("not stated") == 3 and "BLEU" not in card
     front = yaml.safe_load(card.split("---\n")[1])
     assert front["language"] == ["no", "de"] and "license" not in front, "no truth value"
-
-
-def test_card_keeps_its_lines():
     hostile = {"data": "one\n- Score: BLEU 99\n---", "metric": "a\nb", "signature": "c\n d"}
     card = hf.model_card(small_model().config, BPE, **hostile)
     assert "- Trained on: one - Score: BLEU 99 ---" in card.split("\n")
@@ -418,7 +323,8 @@ def test_card_keeps_its_lines():
 
 def test_the_code_on_the_card_runs(tmp_path, exported):
     folder = copy_of(exported, tmp_path)
-    change_json(folder / "generation_config.json", max_length=10)  # random models seldom end
+    limits = folder / "generation_config.json"  # random models seldom end
+    limits.write_text(json.dumps(json.loads(limits.read_text()) | {"max_length": 10}))
     code = (folder / "README.md").read_text().split("```python\n")[1].split("```")[0]
     printed, texts = [], ["a dog sleeps", "the dog sees"]
     exec(code, {"folder": folder, "sentences": texts, "print": printed.append})

@@ -5,10 +5,9 @@ import math
 
 import pytest
 import torch
-from helpers import examples
+from helpers import EXACT, examples
 from hypothesis import given
 from hypothesis import strategies as st
-from jaxtyping import TypeCheckError
 from torch import nn
 
 from annotated.model.embeddings import TokenEmbedding
@@ -30,15 +29,12 @@ def test_values_and_gradients_equal_nn_embedding_and_nn_linear(vocab_size, d_mod
     linear.weight = lookup.weight
     ids = torch.randint(vocab_size, (3, length))
     upstream = torch.randn(3, length, vocab_size, dtype=torch.float64)
-
     x, x_torch = ours(ids), lookup(ids) * math.sqrt(d_model)
-    assert x.shape == (3, length, d_model)
-    assert torch.allclose(x, x_torch, rtol=0, atol=1e-9)
     logits, logits_torch = ours.logits(x.tanh()), linear(x_torch.tanh())
-    assert torch.allclose(logits, logits_torch, rtol=0, atol=1e-9)
-    (logits * upstream).sum().backward()
-    (logits_torch * upstream).sum().backward()
-    assert torch.allclose(ours.weight.grad, lookup.weight.grad, rtol=0, atol=1e-9)
+    torch.testing.assert_close((x, logits), (x_torch, logits_torch), **EXACT)
+    (gradient,) = torch.autograd.grad(logits, ours.weight, upstream)
+    (expected,) = torch.autograd.grad(logits_torch, lookup.weight, upstream)
+    torch.testing.assert_close(gradient, expected, **EXACT)
 
 
 @pytest.mark.parametrize("bad", [23, -1])
@@ -46,12 +42,6 @@ def test_id_out_of_range_says_which_and_what_is_allowed(bad):
     message = rf"ids run from .*{bad}.*vocab_size=23 allows 0 to 22: use the tokenizer"
     with pytest.raises(IndexError, match=message):
         make()(torch.tensor([[3, bad]]))
-
-
-@pytest.mark.parametrize("ids", [torch.tensor([[1.0, 2.0]]), torch.tensor([[True, False]])])
-def test_ids_of_another_dtype_are_refused(ids):
-    with pytest.raises(TypeCheckError, match="typechecking parameter 'ids'"):
-        make()(ids)
 
 
 def test_c12_one_tensor_in_memory_for_source_target_and_output():

@@ -14,22 +14,8 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from annotated.model.attention import AdditiveAttention, scaled_dot_product_attention
-from annotated.paper.layer_types import (
-    LAYERS,
-    ConvolutionalLayer,
-    RecurrentLayer,
-    RestrictedSelfAttention,
-    SelfAttention,
-    SeparableConvolutionalLayer,
-    band_mask,
-    layer_operations,
-    path_length,
-    reached_by_gradient,
-    restricted_attention,
-    sequential_products,
-    stack_states,
-    windows,
-)
+from annotated.paper import layer_types as module
+from annotated.paper.layer_types import LAYERS, layer_operations, path_length, windows
 
 
 def random(*shape, seed=0):
@@ -59,16 +45,16 @@ def test_windows_by_brute_force(n, width, dilation, causal):
 def test_convolutions_equal_pytorchs(k, dilation, causal):
     x, left = random(2, 11, 6), (k - 1) * dilation // (1 if causal else 2)
     padded = F.pad(x.transpose(1, 2), (left, (k - 1) * dilation - left))
-    layer = ConvolutionalLayer(6, k, dilation, causal).double()
+    layer = module.ConvolutionalLayer(6, k, dilation, causal).double()
     theirs = F.conv1d(padded, layer.W.weight.view(6, 6, k), layer.W.bias, dilation=dilation)
     torch.testing.assert_close(layer(x), theirs.transpose(1, 2), **EXACT)
-    layer = SeparableConvolutionalLayer(6, k, dilation, causal).double()
+    layer = module.SeparableConvolutionalLayer(6, k, dilation, causal).double()
     filtered = F.conv1d(padded, layer.w.transpose(1, 2), dilation=dilation, groups=6)
     torch.testing.assert_close(layer(x), layer.W(filtered.transpose(1, 2)), **EXACT)
 
 
 def test_recurrent_layer_equals_pytorchs_and_its_sweeps_end_there():
-    layer, x = RecurrentLayer(6).double(), random(3, 9, 6)
+    layer, x = module.RecurrentLayer(6).double(), random(3, 9, 6)
     theirs = nn.RNN(6, 6, batch_first=True).double()
     theirs.load_state_dict({"weight_ih_l0": layer.W.weight, "weight_hh_l0": layer.U.weight,
                             "bias_ih_l0": layer.W.bias, "bias_hh_l0": torch.zeros(6)})
@@ -80,12 +66,10 @@ def test_recurrent_layer_equals_pytorchs_and_its_sweeps_end_there():
         assert step == 9 or not torch.allclose(states[:, step], layer(x)[:, step])
 
 
-@pytest.mark.parametrize("kind, sizes", [
-    (SelfAttention, {"h": 2}), (RestrictedSelfAttention, {"h": 2, "r": 3}), (RecurrentLayer, {}),
-    (ConvolutionalLayer, {"k": 3}), (SeparableConvolutionalLayer, {"k": 3})])
-def test_every_layer_keeps_the_shape_and_treats_sequences_by_themselves(kind, sizes):
+@pytest.mark.parametrize("kind", LAYERS)
+def test_every_layer_keeps_the_shape_and_treats_sequences_by_themselves(kind):
     torch.manual_seed(0)
-    layer, x = kind(8, **sizes).double(), random(3, 7, 8)
+    layer, x = made(kind, 8, k=3, r=3).double(), random(3, 7, 8)
     assert layer(x).shape == x.shape
     torch.testing.assert_close(layer(x)[1:2], layer(x[1:2]), **EXACT)
 
@@ -118,18 +102,19 @@ def compare(ours, theirs, inputs):
 def test_restricted_attention_with_padding_equals_full_attention_and_is_never_nan(n, r, seed):
     inputs = [random(2, 3, n, 4, seed=seed + i) for i in range(3)]
     keys = random(2, 1, 1, n, seed=seed) > 0  # many queries see nothing at all
-    compare(restricted_attention(*inputs, r, keys), full(*inputs, r, keys), inputs)
+    compare(module.restricted_attention(*inputs, r, keys), full(*inputs, r, keys), inputs)
 
 
 @pytest.mark.parametrize("n", [1024, 2048, 4096])
 def test_restricted_attention_computes_blocks_with_a_halo_and_no_more(n):
     x = random(1, n, 8).detach()
-    assert counted(lambda x: restricted_attention(x, x, x, 16), x) == 2 * n * (2 * 16 - 1) * 8
+    products = counted(lambda x: module.restricted_attention(x, x, x, 16), x)
+    assert products == 2 * n * (2 * 16 - 1) * 8
     if n == 1024:
         kept = []
         x.requires_grad_()
         with saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
-            output = restricted_attention(x, x, x, 16)
+            output = module.restricted_attention(x, x, x, 16)
         assert output.shape == x.shape and 0 < max(kept) <= 2 * 16 * n  # nothing of n × n
 
 
@@ -153,12 +138,21 @@ def attend_in_windows(x, r):
     return (x.unsqueeze(-2) @ around).softmax(-1) @ around.transpose(-2, -1)
 
 
+def made(kind, d, k, r, i=1):
+    """A layer of this kind; `i`: how often its places are stretched k times, if they are."""
+    return {"self-attention": lambda: module.SelfAttention(d, h=2),
+            "restricted self-attention": lambda: module.RestrictedSelfAttention(d, 2, r),
+            "recurrent": lambda: module.RecurrentLayer(d),
+            "convolution": lambda: module.ConvolutionalLayer(d, k),
+            "dilated convolution":
+                lambda: module.ConvolutionalLayer(d, k, dilation=k**i, causal=True),
+            "separable convolution": lambda: module.SeparableConvolutionalLayer(d, k)}[kind]()
+
+
 def runs(kind, d, k, r):
-    return {"self-attention": attend,
-            "restricted self-attention": lambda x: attend_in_windows(x, r),
-            "recurrent": RecurrentLayer(d), "convolution": ConvolutionalLayer(d, k),
-            "dilated convolution": ConvolutionalLayer(d, k, dilation=k, causal=True),
-            "separable convolution": SeparableConvolutionalLayer(d, k)}[kind]
+    """What Table 1 counts of a layer: of attention without its projections."""
+    return {"self-attention": attend, "restricted self-attention":
+            lambda x: attend_in_windows(x, r)}.get(kind) or made(kind, d, k, r)
 
 
 @pytest.mark.parametrize("kind", LAYERS)
@@ -184,7 +178,7 @@ def test_c19_counts_are_the_terms_of_table_1(n, d, k, r):
 
 @pytest.mark.parametrize("kind", LAYERS)
 def test_c19_sequential_operations_grow_with_n_in_the_recurrent_layer_alone(kind):
-    chains = [sequential_products(runs(kind, 8, 3, 4)(random(1, n, 8).float()))
+    chains = [module.sequential_products(runs(kind, 8, 3, 4)(random(1, n, 8).float()))
               for n in (5, 20, 300)]
     products_in_a_row = 1 if kind in ("convolution", "dilated convolution") else 2
     assert chains == ([5, 20, 300] if kind == "recurrent" else [products_in_a_row] * 3)
@@ -192,11 +186,11 @@ def test_c19_sequential_operations_grow_with_n_in_the_recurrent_layer_alone(kind
 
 def test_sequential_products_takes_the_longest_chain():
     x, W = random(3, 3), random(3, 3, seed=1)
-    assert sequential_products(x @ W) == 1
-    assert sequential_products(x @ W + (x @ W) @ W @ W) == 3
-    assert sequential_products((x @ W).relu() + x @ W) == 1
+    assert module.sequential_products(x @ W) == 1
+    assert module.sequential_products(x @ W + (x @ W) @ W @ W) == 3
+    assert module.sequential_products((x @ W).relu() + x @ W) == 1
     with pytest.raises(ValueError, match="output has no gradient graph"):
-        sequential_products(torch.zeros(3))
+        module.sequential_products(torch.zeros(3))
 
 
 # C20: the crossing
@@ -216,14 +210,9 @@ def test_c20_attention_needs_fewer_operations_exactly_while_n_is_below_d(d):
 def states_of(kind, n, k, r, d=4):
     torch.manual_seed(0)
     if kind == "recurrent":
-        return RecurrentLayer(d).double().sweeps
+        return module.RecurrentLayer(d).double().sweeps
     steps = min(path_length(kind, n, k=k, r=r), 12)  # after 12, a narrow window never arrives
-    make = {"self-attention": lambda i: SelfAttention(d, h=2),
-            "restricted self-attention": lambda i: RestrictedSelfAttention(d, 2, r),
-            "convolution": lambda i: ConvolutionalLayer(d, k),
-            "dilated convolution": lambda i: ConvolutionalLayer(d, k, dilation=k**i, causal=True),
-            "separable convolution": lambda i: SeparableConvolutionalLayer(d, k)}[kind]
-    return stack_states([make(i).double() for i in range(steps)])
+    return module.stack_states([made(kind, d, k, r, i).double() for i in range(steps)])
 
 
 @pytest.mark.parametrize("kind", LAYERS)
@@ -232,7 +221,7 @@ def states_of(kind, n, k, r, d=4):
 def test_c21_path_length_is_when_the_last_pair_is_connected(kind, n, k, r):
     states, x = states_of(kind, n, k, r), random(1, n, 4).detach()
     one_sided = kind in ("recurrent", "dilated convolution")
-    reached = [reached_by_gradient(states, x, position) > 0 for position in range(n)]
+    reached = [module.reached_by_gradient(states, x, position) > 0 for position in range(n)]
     arrived = torch.stack(reached, dim=1)  # (steps, from, to)
     pairs = torch.ones(n, n, dtype=torch.bool).triu(0 if one_sided else -n)
     done = [bool(step[pairs].all()) for step in arrived]
@@ -286,12 +275,12 @@ def test_c6_additive_attention_pays_the_same_products_per_pair_and_its_projectio
 
 @pytest.mark.parametrize("call, message", [
     (lambda: windows(X[0], 0), "width=0: expected a whole number from 1 up"),
-    (lambda: ConvolutionalLayer(4, k=3, dilation=0)(X), "dilation=0: expected"),
-    (lambda: SeparableConvolutionalLayer(4, k=0)(X), "width=0: expected"),
-    (lambda: band_mask(4, 0), "r=0: expected"),
-    (lambda: RestrictedSelfAttention(4, h=2, r=0)(X), "r=0: expected"),
-    (lambda: restricted_attention(X, X, X, 0), "r=0: expected a whole number from 1 up"),
-    (lambda: restricted_attention(X, X, X, 3, band_mask(5, 3)),
+    (lambda: module.ConvolutionalLayer(4, k=3, dilation=0)(X), "dilation=0: expected"),
+    (lambda: module.SeparableConvolutionalLayer(4, k=0)(X), "width=0: expected"),
+    (lambda: module.band_mask(4, 0), "r=0: expected"),
+    (lambda: module.RestrictedSelfAttention(4, h=2, r=0)(X), "r=0: expected"),
+    (lambda: module.restricted_attention(X, X, X, 0), "r=0: expected a whole number from 1 up"),
+    (lambda: module.restricted_attention(X, X, X, 3, module.band_mask(5, 3)),
      r"mask has shape \(5, 5\): expected \(..., 1, 5\)"),
     (lambda: layer_operations("lstm", 4, 4), "kind='lstm': expected one of self-attention, restr"),
     (lambda: layer_operations("convolution", 4, 4), "k=None: expected a whole number from 1 up"),

@@ -12,35 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_trees import DOG, TOY, real_trees, trees
 
-from annotated import results
+from annotated import TrainingConfig, average_checkpoints, load_checkpoint, results
 from annotated.data.tokenizers import BEGIN, END
 from annotated.model.transformer import Transformer, TransformerConfig
 from annotated.options import Parse
 from annotated.paper import parsing
-from annotated.paper.parsing import (
-    LEAF,
-    ParsingVocabulary,
-    TreeGrammar,
-    delinearize,
-    linearize,
-    parse_sentences,
-    signature,
-    train_parser,
-    tree_pairs,
-)
-from annotated.paper.trees import (
-    Malformed,
-    Tree,
-    Treebank,
-    bracket_f1,
-    nearest_copy,
-    parse_tree,
-    right_branching,
-    stripped,
-)
+from annotated.paper import trees as readers
+from annotated.paper.parsing import LEAF, ParsingVocabulary, delinearize, linearize, parse_sentences
+from annotated.paper.trees import Malformed, Tree, Treebank, bracket_f1, parse_tree, stripped
 from annotated.training import loop
-from annotated.training.checkpoints import average_checkpoints, load_checkpoint
-from annotated.training.loop import TrainingConfig
 
 # Trees to sequences and back
 
@@ -124,17 +104,16 @@ def test_numbers_are_written_as_leaves():
         symbols = vocabulary.encode_tree(tree, ids)
         assert [index for index in symbols if index in vocabulary.numbers] == ids[::2]
         assert vocabulary.symbols_of(symbols) == linearize(tree)
-    again = ParsingVocabulary(vocabulary.symbols, vocabulary.words)
-    ids = again.encode_tree(dogs)
-    assert [again.table[index] for index in ids] == ["(NP", "0", "1", "2", "3", ")NP"]
-    assert again.symbols_of(ids) == linearize(dogs)
-    written = again.symbols_of(again.encode_words(dogs.words))  # a word is no symbol here
-    assert written == [LEAF, "word XX", LEAF, "word 3", *[LEAF, "word dog"] * 2]
+    ids = vocabulary.encode_tree(dogs)
+    assert [vocabulary.table[index] for index in ids] == ["(NP", "0", "1", "2", "3", ")NP"]
+    # a word is no symbol here
+    assert vocabulary.symbols_of(vocabulary.encode_words(dogs.words)) == [
+        LEAF, "word XX", LEAF, "word 3", *[LEAF, "word dog"] * 2]
 
 
 def test_counting_begins_anywhere_in_copies():
     vocabulary = ParsingVocabulary.fit(TOY, leaves="numbers")
-    pairs, n = tree_pairs(TOY, vocabulary, copies=2, seed=1, parts=True), len(TOY)
+    pairs, n = parsing.tree_pairs(TOY, vocabulary, copies=2, seed=1, parts=True), len(TOY)
     for source, target in pairs:
         assert source[::2] == [index for index in target if index in vocabulary.numbers]
     starts = [source[0] - vocabulary.numbers[0] for source, _ in pairs]
@@ -149,11 +128,9 @@ def test_phrases_to_train_on():
     chain = parse_tree("(S (VP (VP (VB a) (NP (NN b) (NN c)))))")  # S and VP: the same words
     assert list(map(str, chain.inner_phrases())) == ["(NP (NN b) (NN c))"]
     vocabulary = ParsingVocabulary.fit([tree])
-    pairs = tree_pairs([tree, tree], vocabulary, copies=2, parts=True)
-    assert len(pairs) == 4 + 3
-    for (source, target), phrase in zip(pairs[4:], inner, strict=True):
-        assert vocabulary.symbols_of(target) == linearize(phrase)
-        assert len(source) == len(phrase.words)
+    pairs = parsing.tree_pairs([tree, tree], vocabulary, copies=2, parts=True)[4:]
+    assert [vocabulary.symbols_of(target) for _, target in pairs] == list(map(linearize, inner))
+    assert [len(source) for source, _ in pairs] == [len(phrase.words) for phrase in inner]
 
 
 def test_rare_and_unknown_words_become_signatures():
@@ -163,7 +140,7 @@ def test_rare_and_unknown_words_become_signatures():
     walking, unseen = vocabulary.encode_words(["walking", "zilking"])
     assert walking == unseen != vocabulary.encode_words(["dog"])[0]
     assert vocabulary.encode_words(["42%"]) == [3]  # a signature that training never showed
-    assert [signature(word) for word in ("BRCA-2", "Cats", "is")] == [
+    assert [parsing.signature(word) for word in ("BRCA-2", "Cats", "is")] == [
         "unknown caps digit hyphen", "unknown capital -s", "unknown letters"]
 
 
@@ -172,7 +149,7 @@ def test_a_word_is_hidden_the_more_rarely_the_more_often_it_occurs(dropout):
     frequency = {"once": 1, "thrice": 3, "often": 19}
     bank = [parse_tree(f"(NP (NN {word}))") for word in Counter(frequency).elements()]
     vocabulary, copies, hidden = ParsingVocabulary.fit(bank), 2001, Counter()
-    pairs = tree_pairs(bank, vocabulary, copies, seed=2, word_dropout=dropout)[len(bank):]
+    pairs = parsing.tree_pairs(bank, vocabulary, copies, seed=2, word_dropout=dropout)[len(bank):]
     for (source, _), tree in zip(pairs, itertools.cycle(bank), strict=False):
         hidden[tree.words[0]] += source != vocabulary.encode_words(tree.words)
     for word, count in frequency.items():
@@ -189,17 +166,16 @@ def small_sentence(draw):
     def leaf(tag, words):
         return Tree(tag, (draw.choice(words.split()),))
 
-    def noun_phrase(depth):
-        adjective = [leaf("JJ", "old red small")] if draw.random() < 0.4 else []
+    def noun_phrase(inner):
+        adjective = [leaf("JJ", "old red small")] * (draw.random() < 0.4)
         noun = leaf("NN", "dog cat girl king house tree")
         phrase = Tree("NP", (leaf("DT", "the a every"), *adjective, noun))
-        if depth and draw.random() < 0.4:
-            inner = Tree("PP", (leaf("IN", "near with under"), noun_phrase(depth - 1)))
-            return Tree("NP", (phrase, inner))
-        return phrase
+        if inner or draw.random() > 0.4:
+            return phrase
+        return Tree("NP", (phrase, Tree("PP", (leaf("IN", "near with under"), noun_phrase(True)))))
 
-    subject, verb = noun_phrase(1), leaf("VB", "sees likes finds hears")
-    return Tree("S", (subject, Tree("VP", (verb, noun_phrase(1)))))
+    verb = leaf("VB", "sees likes finds hears")
+    return Tree("S", (noun_phrase(False), Tree("VP", (verb, noun_phrase(False)))))
 
 
 @pytest.fixture(scope="module")
@@ -217,7 +193,7 @@ def learned():
     config = TransformerConfig(len(vocabulary), N=1, d_model=64, d_ff=128, h=2, dropout=0.0)
     training = TrainingConfig(steps=800, max_tokens=300, warmup=80, factor=0.5,
                               validate_every=800, label_smoothing=0.0)
-    model, log, left_out = train_parser(treebank, vocabulary, config, training, False)
+    model, log, left_out = parsing.train_parser(treebank, vocabulary, config, training, False)
     assert left_out == 0 and log[-1]["step"] == 800
     return model, vocabulary, treebank
 
@@ -230,19 +206,10 @@ def test_c30_the_unchanged_transformer_learns_trees_of_shapes_it_never_saw(learn
     words = [tree.words for tree in treebank.test]
     ours = bracket_f1(parse_sentences(model, vocabulary, words, beam=1), treebank.test)
     copied, right = (bracket_f1(map(parser(treebank.train), words), treebank.test)
-                     for parser in (nearest_copy, right_branching))
+                     for parser in (readers.nearest_copy, readers.right_branching))
     assert copied.exact_match == right.exact_match == 0  # no shape is there to be copied
     assert ours.exact_match > 40 and ours.precision > 95
     assert ours.f1 > copied.f1 + 10 and ours.f1 > right.f1 + 10
-
-
-def test_the_split_that_is_asked_for_is_scored(learned):
-    model, vocabulary, treebank = learned
-    for split, gold in (("valid", treebank.valid), ("test", treebank.test[:12])):
-        rows, parsed = parsing.parsing_scores(model, vocabulary, treebank, beam=1, extra=30,
-                                              sentences=12, split=split)
-        assert rows["greedy"] == bracket_f1(parsed, gold)
-        assert rows["greedy"].sentences == len(gold) == len(parsed)
 
 
 @pytest.fixture
@@ -252,25 +219,20 @@ def untrained():
     return Transformer(TransformerConfig(len(vocabulary), N=1, d_model=8, d_ff=8, h=1)), vocabulary
 
 
-def test_paper_settings_are_the_defaults(untrained, monkeypatch):
+def test_paper_settings_are_the_defaults_and_bad_sentences_are_named(untrained, monkeypatch):
+    for sentences, message in (
+            (["a dog"], r"sentences\[0\] is 'a dog': give a list of its words"),
+            ([["a"], []], r"sentences\[1\] is \[\]")):
+        with pytest.raises(TypeError, match=message):
+            parse_sentences(*untrained, sentences)
+    with pytest.raises(ValueError, match="beam=0"):
+        parse_sentences(*untrained, [["a"]], beam=0)
     seen = []
     monkeypatch.setattr(parsing, "beam_search", lambda model, source, *settings, **_:
                         seen.append(settings) or [[([5], 0.0)]] * len(source))
     assert not parse_sentences(*untrained, [["a", "b"]])[0]
-    assert seen == [(21, 0.3, 300)]
     options = Parse("gum", "x")
-    assert (options.beam, options.alpha, options.extra) == (21, 0.3, 300)
-
-
-@pytest.mark.parametrize("sentences, error, message", [
-    (["a dog"], TypeError, r"sentences\[0\] is 'a dog': give a list of its words"),
-    ([["a"], []], TypeError, r"sentences\[1\] is \[\]"),
-])
-def test_bad_sentences(untrained, sentences, error, message):
-    with pytest.raises(error, match=message):
-        parse_sentences(*untrained, sentences)
-    with pytest.raises(ValueError, match="beam=0"):
-        parse_sentences(*untrained, [["a"]], beam=0)
+    assert seen == [(21, 0.3, 300)] == [(options.beam, options.alpha, options.extra)]
 
 
 # a numbered word is two symbols
@@ -281,7 +243,7 @@ def test_trees_too_long_for_a_batch_are_left_out(leaves, length):
     vocabulary = ParsingVocabulary.fit(treebank.train, leaves=leaves)
     config = TransformerConfig(len(vocabulary), N=1, d_model=8, d_ff=8, h=1)
     training = TrainingConfig(steps=1, max_tokens=60, validate_every=1)
-    assert train_parser(treebank, vocabulary, config, training, show_progress=False)[2] == 1
+    assert parsing.train_parser(treebank, vocabulary, config, training, show_progress=False)[2] == 1
 
 
 SIZES, PAIRS = TransformerConfig(9, N=1, d_model=8, d_ff=8, h=1), parsing.PARSERS["toy"][2]
@@ -295,18 +257,16 @@ def test_with_patience_the_parser_is_the_mean_of_the_checkpoints_up_to_the_best(
     monkeypatch.setattr(loop, "validation_loss", lambda *_, **__: next(asked))
     settings = TrainingConfig(steps=40, max_tokens=60, validate_every=2, save_every=1, keep_last=1,
                               patience=2)
-    parsing.save_parser(tmp_path / "parser", TINY_BANK, SIZES, settings, PAIRS, average=3,
-                        show_progress=False)
+    preset = SIZES, settings, PAIRS
+    parsing.save_parser(tmp_path / "parser", TINY_BANK, *preset, average=3, show_progress=False)
     saved = load_checkpoint(tmp_path / "parser")
     assert [row["valid_loss"] for row in saved.info["log"]] == losses[:5]
     # rows are written after steps 2, 4, 6, 8 and 10
     assert saved.info["averaged"] == [f"step-0000000{step}" for step in (4, 5, 6)]
     run = tmp_path / "parser-checkpoints"
     mean = average_checkpoints([run / name for name in saved.info["averaged"]])
-    assert all(torch.equal(weight, mean[name])
-               for name, weight in saved.model.state_dict().items())
+    torch.testing.assert_close(dict(saved.model.state_dict()), dict(mean), rtol=0, atol=0)
     assert saved.info["seconds"]["starts"] == 1
-    preset = SIZES, settings, PAIRS
     parsing.check_trained(tmp_path / "parser", preset, preset)
     with pytest.raises(ValueError, match="trained with copies 1, not 3: give another --out"):
         parsing.check_trained(tmp_path / "parser", (*preset[:2], PAIRS | {"copies": 3}), preset)
@@ -381,7 +341,7 @@ def allowed_outputs(grammar, room):
 def test_the_grammar_allows_the_trees_of_a_sentence_and_nothing_else(words, labels, room):
     bank = [parse_tree(f"({label} (T a))") for label in labels]
     vocabulary = ParsingVocabulary.fit(bank, leaves=LEAF)
-    grammar = TreeGrammar(vocabulary, [list(words)], extra=room - len(words) - 1)
+    grammar = parsing.TreeGrammar(vocabulary, [list(words)], extra=room - len(words) - 1)
     assert allowed_outputs(grammar, room) == all_trees(vocabulary, words, room)
 
 

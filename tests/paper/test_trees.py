@@ -10,22 +10,11 @@ from pathlib import Path
 import nltk
 import pytest
 from helpers import ROOT, examples
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from annotated.paper import trees as module
-from annotated.paper.trees import (
-    Tree,
-    bare_label,
-    bracket_f1,
-    load_treebank,
-    nearest_copy,
-    parse_tree,
-    phrases,
-    read_trees,
-    right_branching,
-    stripped,
-)
+from annotated.paper.trees import Tree, bracket_f1, load_treebank, parse_tree, stripped
 
 words = st.text(st.characters(exclude_characters=" \t\r\n()", exclude_categories=["Cs"]),
                 min_size=1, max_size=6).filter(lambda word: not re.search("-[LR]RB-", word))
@@ -47,7 +36,7 @@ def real_trees(name, split, count=300):
     folder = REAL / module.TREEBANKS[name]
     if not folder.is_dir():
         pytest.skip(f"{folder.name} is not beside the checkout (ANNOTATED_DATA names its folder)")
-    whole = read_trees(module.files.find_file(folder, f"{split}.trees"))
+    whole = module.read_trees(module.files.find_file(folder, f"{split}.trees"))
     return len(whole), random.Random(0).sample(whole, count)
 
 
@@ -56,13 +45,9 @@ def real_trees(name, split, count=300):
 
 @examples(80)
 @given(trees)
+@example(Tree("NP", (Tree("NN", ("a\u00a0b\u0085\u2028d",)),)))  # white space of other kinds
 def test_text_and_tree_are_the_same(tree):
     assert parse_tree(str(tree)) == tree
-
-
-def test_white_space_of_other_kinds_belongs_to_words():
-    tree = parse_tree("(NP (NN a\u00a0b) (NN c\u0085\u2028d))")
-    assert tree.words == ["a\u00a0b", "c\u0085\u2028d"]
 
 
 @pytest.mark.parametrize("text, reason", [
@@ -82,27 +67,16 @@ def test_what_is_no_tree_is_refused(text, reason):
         parse_tree(text)
 
 
-def test_reading_a_file(tmp_path):
+def test_a_file_is_read_and_an_error_names_file_and_line_and_spares_the_next_tree(tmp_path):
     path, text = tmp_path / "some.trees.gz", "( (S (NP (PRP It))\n\t(VP (VBZ works))))\n\n"
     path.write_bytes(gzip.compress(f"\n{text}(NP (NNP -LRB-)\r\n (NN x))\n".encode()))
-    first, second = read_trees(path)
+    first, second = module.read_trees(path)
     assert str(first) == "( (S (NP (PRP It)) (VP (VBZ works))))"
     assert str(second) == "(NP (NNP -LRB-) (NN x))" and second.words == ["(", "x"]
-
-
-def test_an_error_names_file_and_line_and_spares_the_next_tree(tmp_path):
     path = tmp_path / "bad.trees"
     path.write_text("(NP (NN a))\n\n(S (NP (NN b))\n  (VP (VB c))\n(NP (NN d))\n", "utf-8")
     with pytest.raises(ValueError, match=r"bad\.trees, line 3: 1 bracket\(s\) are never closed"):
-        read_trees(path)
-
-
-@pytest.mark.parametrize("label, bare", [
-    ("NP-SBJ-1", "NP"), ("NP=2", "NP"), ("ADVP|PRT", "ADVP"), ("-LRB-", "-LRB-"),
-    ("-NONE-", "-NONE-"), ("PRP$", "PRP$"), ("", ""), ("--", "--"), (",", ","),
-])
-def test_bare_labels(label, bare):
-    assert bare_label(label) == bare
+        module.read_trees(path)
 
 
 @pytest.mark.parametrize("text, expected", [
@@ -115,6 +89,7 @@ def test_bare_labels(label, bare):
     ("(S (SBAR (S (NP (-NONE- *T*)))) (VP (VB go)))", "(S (VP (VB go)))"),
     ("(S (-LRB- -LRB-) (NP (NN x)))", "(S (-LRB- -LRB-) (NP (NN x)))"),
     ("(NP (NP (NN x)))", "(NP (NP (NN x)))"),
+    ("(S (ADVP|PRT (PRP$ x)) (-- --) (, ,))", "(S (ADVP (PRP$ x)) (-- --) (, ,))"),
     ("( (S (NP (-NONE- *)) (-NONE- 0)))", "None"),
 ])
 def test_stripped(text, expected):
@@ -124,10 +99,11 @@ def test_stripped(text, expected):
 # Treebanks
 
 
-def write_treebank(folder, **texts):
+def treebank(folder, **texts):
     folder.mkdir(parents=True)
     for stem, text in texts.items():
         (folder / f"{stem}.trees").write_text(text, encoding="utf-8")
+    return folder
 
 
 def test_toy_is_the_english_side_of_the_corpus():
@@ -138,8 +114,8 @@ def test_toy_is_the_english_side_of_the_corpus():
 
 def test_a_folder_or_a_name(tmp_path, monkeypatch):
     train = "( (S (NP-SBJ (NN a)) (VP (VB b) (NP (-NONE- *)))))\n( (-NONE- *))\n"
-    folder = tmp_path / "treebank-gum-cc-by"
-    write_treebank(folder, train=train, dev="(NP (NN a))\n", test="(NP (NN b))\n")
+    folder = treebank(tmp_path / "treebank-gum-cc-by", train=train, dev="(NP (NN a))\n",
+                      test="(NP (NN b))\n")
     monkeypatch.setenv("ANNOTATED_DATA", str(tmp_path))
     for bank in (load_treebank("gum"), load_treebank("gum", tmp_path), load_treebank(folder)):
         assert list(map(str, bank.train)) == ["(S (NP (NN a)) (VP (VB b)))"]
@@ -153,9 +129,8 @@ def test_missing_files_are_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="treebanks with a name: toy, gum, craft"):
         load_treebank("nonesuch")
     tree = "(NP (NN a))\n"
-    write_treebank(tmp_path / "own", train=tree, dev="( (-NONE- *))\n", test=tree)
     with pytest.raises(ValueError, match="valid holds no tree"):
-        load_treebank(tmp_path / "own")
+        load_treebank(treebank(tmp_path / "own", train=tree, dev="( (-NONE- *))\n", test=tree))
 
 
 # The score
@@ -216,14 +191,11 @@ def test_malformed_output_is_an_empty_tree_and_counted():
     assert score.exact_match == score.sentence_f1 == score.well_formed == pytest.approx(100 / 3)
 
 
-def test_other_words_are_an_error():
-    for other in ("(NP (NN b))", "(NP (NN a) (NN a))"):
+def test_other_words_are_an_error_and_no_exact_match_of_a_sentence_without_brackets():
+    for other in (None, "(NP (NN b))", "(NP (NN a) (NN a))"):
         score = scored([other], ["(NP (NN a))"])
         assert (score.matched, score.predicted, score.errors, score.f1) == (0, 0, 1, 0)
-    assert scored([None], ["(NP (NN a))"]).precision == 0
-
-
-def test_an_error_is_no_exact_match_of_a_sentence_without_brackets():
+        assert score.precision == 0
     gold = ["(TOP (UH Yes))", "(NP (NN a))"]
     assert scored(gold, gold).exact_match == 100
     assert scored([None, gold[1]], gold).exact_match == 50
@@ -288,7 +260,7 @@ def test_stripped_real_trees(name, split, number):
         assert clean == parse_tree(str(clean)) == stripped(clean)
         kept = [leaf.children[0] for leaf in tree.leaves() if leaf.label != "-NONE-"]
         assert clean.words == kept
-        assert not [label for label, _, _ in phrases(clean) if re.search(r"[-=]", label)]
+        assert not [label for label, _, _ in module.phrases(clean) if re.search(r"[-=]", label)]
 
 
 # Parsers without a model
@@ -296,7 +268,7 @@ def test_stripped_real_trees(name, split, number):
 
 def test_right_branching_by_hand():
     # VP and NP end with the sentence, once each: the outer bracket is counted first
-    parse = right_branching([parse_tree(DOG)])
+    parse = module.right_branching([parse_tree(DOG)])
     for sentence, tree in (("a b , c .", "(S (XX a) (VP (XX b) (XX ,) (XX c) (XX .)))"),
                            ("a", "(S (XX a))"), (".", "(S (XX .))"),
                            ("a b c", "(S (XX a) (VP (XX b) (XX c)))"),
@@ -308,19 +280,17 @@ def test_right_branching_takes_the_commonest_label_at_the_right_edge():
     # There, over two words or more: PP, PP, VP. Elsewhere NP is commonest, ADJP over the last word.
     left, right = "(NP (NN a) (NN b))", "(PP (IN e) (NP (ADJP (JJ f))))"
     verb = "(VP (VB c) (ADJP (JJ d)))"
-    bank = [*[parse_tree(f"(S {left} {left} {verb} {right} (. .))")] * 2,
-            parse_tree(f"(SINV {left} {verb} (. .))")]
-    parsed = [right_branching(some)(["a", "b", "c"])
-              for some in (bank, bank[2:], [parse_tree("(X (NN a))")])]
-    assert list(map(str, parsed)) == [
-        "(S (XX a) (PP (XX b) (XX c)))", "(SINV (XX a) (VP (XX b) (XX c)))",
-        "(X (XX a) (X (XX b) (XX c)))"]
+    bank = [f"(S {left} {left} {verb} {right} (. .))"] * 2 + [f"(SINV {left} {verb} (. .))"]
+    for some, expected in ((bank, "(S (XX a) (PP (XX b) (XX c)))"),
+                           (bank[2:], "(SINV (XX a) (VP (XX b) (XX c)))"),
+                           (["(X (NN a))"], "(X (XX a) (X (XX b) (XX c)))")):
+        assert str(module.right_branching(map(parse_tree, some))(["a", "b", "c"])) == expected
 
 
 def test_nearest_copy():
     bank = [parse_tree("(S (NP (NN a)) (VP (VB b)))"), parse_tree("(NP (NN A) (NN c))"),
             parse_tree("(X (NN a))")]
-    parse = nearest_copy(bank)
+    parse = module.nearest_copy(bank)
     assert str(parse(["a", "c"])) == "(NP (XX a) (XX c))"
     assert str(parse(["z", "b"])) == "(S (NP (XX z)) (VP (XX b)))"
-    assert parse("d e f".split()) == right_branching(bank)("d e f".split())
+    assert parse("d e f".split()) == module.right_branching(bank)("d e f".split())

@@ -1,8 +1,6 @@
 """Callbacks: progress, log, checkpoints in a thread, SIGTERM, early stopping, and a user's own."""
 
-import errno
 import signal
-import threading
 import time
 from dataclasses import replace
 from itertools import chain, repeat
@@ -51,6 +49,10 @@ def test_hooks_come_in_order_and_all_are_closed_after_an_error():
     assert first.seen[-1] == second.seen[-1] == ("close", None)
 
 
+def steps_in(folder):
+    return [row["step"] for row in read_json_lines(folder / "log.jsonl")]
+
+
 def names(folder, **options):
     return [path.name for path in run_checkpoints(folder, **options)]
 
@@ -69,14 +71,9 @@ def test_a_callback_may_end_a_run_well_or_interrupt_it(tmp_path):
     assert names(tmp_path / "stop")[-1] == "step-00000005"
 
 
-def test_progress_is_shown_only_on_request(capsys):
+def test_progress_is_shown_on_request_with_real_target_tokens_a_second(monkeypatch, capsys):
     train(tiny(), PAIRS, PAIRS, QUICK, show_progress=False)
     assert capsys.readouterr() == ("", "")
-    train(tiny(), PAIRS, PAIRS, QUICK)
-    assert "valid" in capsys.readouterr().err
-
-
-def test_speed_is_real_target_tokens_a_second(monkeypatch, capsys):
     clock = chain([100.0], repeat(104.0))
     monkeypatch.setattr(run_state, "time", SimpleNamespace(time=clock.__next__))
     rows = []
@@ -112,26 +109,6 @@ def test_a_training_ends_when_the_loss_stands_still(patience, rows, tmp_path, mo
     assert [row["valid_loss"] for row in more] == LOSSES, "with more patience it goes on"
 
 
-def test_tasks_in_the_background_run_one_after_the_other_and_their_errors_come_back():
-    finished, go, writer = [], threading.Event(), CheckpointWriter("nowhere")
-    writer.start(lambda: (go.wait(20), finished.append("first")))
-    second = threading.Thread(target=writer.start, args=(lambda: finished.append("second"),))
-    second.start()
-    time.sleep(0.05)
-    assert second.is_alive() and finished == [], "two at once"
-    go.set()
-    second.join(20)
-    writer.on_end(None)
-    assert finished == ["first", "second"]
-    run = SimpleNamespace(finished=False, interrupted=False, step=1, config=LONG)
-    for look, given in (("on_end", run), ("start", print), ("on_step", run)):
-        writer = CheckpointWriter("nowhere")
-        writer.start(lambda: 1 / 0)
-        writer.close()  # the task has ended
-        with pytest.raises(ZeroDivisionError):
-            getattr(writer, look)(given)
-
-
 def test_leaving_the_block_waits_for_the_task():
     finished = []
     with pytest.raises(KeyError), hooks([writer := CheckpointWriter("nowhere")]):
@@ -140,75 +117,7 @@ def test_leaving_the_block_waits_for_the_task():
     assert finished == ["written"]
 
 
-@pytest.fixture
-def undisturbed(tmp_path):
-    log, model = run(tmp_path / "undisturbed")
-    return digests(tmp_path / "undisturbed"), log, state(model)
-
-
 STEP_4 = 1 + 2 * 3 + 2 + 1  # the rehearsal, two micro-batches a step, two validation batches
-
-
-def test_sigterm_saves_and_the_run_goes_on_bit_for_bit(undisturbed, tmp_path):
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(SystemExit) as stopped:  # in step 4
-        run(tmp_path / "run", hook=interrupt(STEP_4))
-    assert stopped.value.code == INTERRUPTED and signal.getsignal(signal.SIGTERM) is before
-    assert names(tmp_path / "run") == ["step-00000003", "step-00000004"]
-    log, model = run(tmp_path / "run", seed=5)
-    assert digests(tmp_path / "run") == undisturbed[0] and log == undisturbed[1]
-    assert torch.equal(state(model), undisturbed[2])
-    assert run(tmp_path / "run", seed=6)[0] == log, "a finished run is not trained on"
-
-
-def test_sigterm_is_heard_late_where_numbers_are_read_late(undisturbed, tmp_path, monkeypatch):
-    monkeypatch.setattr(run_state, "READ_EVERY", {"cpu": 2})
-    config = replace(LONG, save_every=100, validate_every=12)
-    with pytest.raises(SystemExit):  # in step 4, whose round comes with that of steps 5 and 6
-        run(tmp_path / "run", hook=interrupt(after=1 + 2 * 3 + 1), config=config)
-    assert names(tmp_path / "run") == ["step-00000006"]
-    log, model = run(tmp_path / "run", seed=5, config=config)
-    assert torch.equal(state(model), undisturbed[2])
-    assert log[-1]["valid_loss"] == undisturbed[1][-1]["valid_loss"]
-
-
-def test_full_disk_leaves_the_checkpoint_before_intact(undisturbed, tmp_path, monkeypatch):
-    real, writes = checkpoints.save_file, []
-
-    def full(tensors, path):
-        writes.append(path)
-        if len(writes) == 4:  # the optimiser of the second checkpoint
-            path.write_bytes(b"half of it")
-            raise SafetensorError("I/O error: No space left on device")
-        real(tensors, path)
-
-    monkeypatch.setattr(checkpoints, "save_file", full)
-    with pytest.raises(OSError, match="No space left"):
-        run(tmp_path / "run")
-    left = sorted(path.name for path in (tmp_path / "run").iterdir())
-    assert left == ["log.jsonl", "step-00000003"]
-    assert run(tmp_path / "run", seed=5)[0] == undisturbed[1]
-    assert digests(tmp_path / "run") == undisturbed[0]
-
-
-def test_training_goes_on_while_a_checkpoint_is_written_and_tells_its_error(tmp_path, monkeypatch):
-    passes, seen, real = [], [], checkpoints.save_file
-
-    def slow(tensors, path):
-        before, deadline = len(passes), time.time() + 20
-        while len(passes) == before and time.time() < deadline:  # until the loop goes on
-            time.sleep(0.001)
-        seen.append(len(passes) - before)
-        real(tensors, path)
-        if len(seen) == 3:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(checkpoints, "save_file", slow)
-    with pytest.raises(OSError, match="No space left"):
-        run(tmp_path / "run", config=replace(LONG, steps=40, save_every=10, validate_every=40),
-            hook=lambda *_: (passes.append(1), time.sleep(0.005))[0])
-    assert seen[0] > 0, "the loop stood still"
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["step-00000010"]
 
 
 @pytest.fixture
@@ -221,16 +130,54 @@ def heard():
         signal.signal(number, handler)
 
 
-@pytest.mark.parametrize("name", ["SIGHUP", "SIGINT"])
-def test_a_lost_connection_and_ctrl_c_save_as_sigterm_does(name, undisturbed, tmp_path, capsys,
-                                                           heard):
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGINT"])
+def test_a_signal_saves_and_the_run_goes_on_bit_for_bit(name, undisturbed, tmp_path, capsys, heard):
     number = getattr(signal, name)
     before = signal.getsignal(number)
     with pytest.raises(SystemExit) as stopped:
         run(tmp_path / "run", hook=interrupt(STEP_4, number))
     assert stopped.value.code == INTERRUPTED and signal.getsignal(number) is before
     assert "interrupted after step 4: the checkpoint is saved" in capsys.readouterr().err
-    assert torch.equal(state(run(tmp_path / "run", seed=5)[1]), undisturbed[2])
+    assert names(tmp_path / "run") == ["step-00000003", "step-00000004"]
+    log, model = run(tmp_path / "run", seed=5)
+    assert digests(tmp_path / "run") == undisturbed.digests and log == undisturbed.log
+    assert torch.equal(state(model), undisturbed.weights)
+    assert run(tmp_path / "run", seed=6)[0] == log, "a finished run is not trained on"
+
+
+def test_sigterm_is_heard_late_where_numbers_are_read_late(undisturbed, tmp_path, monkeypatch):
+    monkeypatch.setattr(run_state, "READ_EVERY", {"cpu": 2})
+    config = replace(LONG, save_every=100, validate_every=12)
+    with pytest.raises(SystemExit):  # in step 4, whose round comes with that of steps 5 and 6
+        run(tmp_path / "run", hook=interrupt(after=1 + 2 * 3 + 1), config=config)
+    assert names(tmp_path / "run") == ["step-00000006"]
+    log, model = run(tmp_path / "run", seed=5, config=config)
+    assert torch.equal(state(model), undisturbed.weights)
+    assert log[-1]["valid_loss"] == undisturbed.log[-1]["valid_loss"]
+
+
+def test_training_goes_on_while_it_is_saved_and_a_full_disk_leaves_what_was_saved_before(
+        undisturbed, tmp_path, monkeypatch):
+    passes, seen, real = [], [], checkpoints.save_file
+
+    def slow(tensors, path):
+        before, deadline = len(passes), time.time() + 20
+        while len(passes) == before and time.time() < deadline:  # until the loop goes on
+            time.sleep(0.001)
+        seen.append(len(passes) - before)
+        if len(seen) == 4:  # the optimiser of the second checkpoint
+            path.write_bytes(b"half of it")
+            raise SafetensorError("I/O error: No space left on device")
+        real(tensors, path)
+
+    with monkeypatch.context() as full, pytest.raises(OSError, match="No space left"):
+        full.setattr(checkpoints, "save_file", slow)
+        run(tmp_path / "run", hook=lambda *_: (passes.append(1), time.sleep(0.005))[0])
+    assert seen[0] > 0, "the loop stood still"
+    left = sorted(path.name for path in (tmp_path / "run").iterdir())
+    assert left == ["log.jsonl", "step-00000003"]
+    assert run(tmp_path / "run", seed=5)[0] == undisturbed.log
+    assert digests(tmp_path / "run") == undisturbed.digests
 
 
 def test_a_second_ctrl_c_ends_at_once_and_nohup_stays_in_force(tmp_path, heard):
@@ -238,10 +185,14 @@ def test_a_second_ctrl_c_ends_at_once_and_nohup_stays_in_force(tmp_path, heard):
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
 
-    with pytest.raises(KeyboardInterrupt):
+    def go(act):
         train(tiny(), PAIRS, PAIRS, LONG, False, tmp_path / "run",
-              callbacks=[Record(("on_step", 4), twice)])
+              callbacks=[Record(("on_step", 4), act)])
+
+    with pytest.raises(KeyboardInterrupt):
+        go(twice)
+    assert names(tmp_path / "run") == ["step-00000003"] and steps_in(tmp_path / "run") == [2, 4]
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    hang_up = Record(("on_step", 4), lambda run: signal.raise_signal(signal.SIGHUP))
-    log = train(tiny(), PAIRS, PAIRS, LONG, False, tmp_path / "run", callbacks=[hang_up])
-    assert log[-1]["step"] == LONG.steps and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    go(lambda run: signal.raise_signal(signal.SIGHUP))
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    assert steps_in(tmp_path / "run") == [2, 4, 6, 8, 10, 12], "each validation once"

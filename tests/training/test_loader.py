@@ -8,7 +8,6 @@ from itertools import chain, islice
 import pytest
 from small_runs import PAIRS, QUICK
 
-from annotated.data.batches import Batch
 from annotated.data.tokenizers import END
 from annotated.training import loader
 from annotated.training.loader import BatchLoader
@@ -65,14 +64,3 @@ def test_going_on_repeats_and_misses_nothing(stop):
     for position in (whole[stop - 1][0], None):  # None: only the number of batches is known
         later = take(5, position=position, steps=stop)
         assert [(batch.position, batch.indices.tolist()) for batch in later] == whole[stop:][:5]
-
-
-def test_a_gpu_gets_wider_batches_from_pinned_memory(monkeypatch):
-    pinned, moved = [], []
-    monkeypatch.setattr(Batch, "pin_memory", lambda batch: pinned.append(batch) or batch)
-    monkeypatch.setattr(Batch, "to", lambda batch, device: moved.append(device.type) or batch)
-    config = replace(QUICK, max_tokens=64, accumulate=2)
-    with closing(iter(BatchLoader(PAIRS, config, "cuda"))) as batches:
-        parts = next(batches).micro_batches
-    assert moved == ["cuda"] * 2 and len(pinned) >= 2
-    assert {part.source.shape[1] % 8 for part in parts} == {0}

@@ -1,12 +1,7 @@
 """Links from attention, and alignment errors worked by hand."""
 
-import random
-
 import pytest
 import torch
-from helpers import examples
-from hypothesis import assume, given
-from hypothesis import strategies as st
 
 from annotated.translation.alignment import alignment_error_rate, links_from_attention
 
@@ -45,30 +40,11 @@ def test_possible_links_do_no_harm_and_need_not_be_there():
     """Och & Ney (2003): sure links have to be there, possible ones may."""
     sure, possible = [{(0, 0), (1, 1)}], [{(2, 2), (2, 3)}]
     predicted = [{(0, 0), (2, 2), (3, 3)}]  # |A and S| = 1, |A and P| = 2
-    assert alignment_error_rate(predicted, sure, possible) == pytest.approx(1 - 3 / 5)
-    assert alignment_error_rate(predicted, sure) == pytest.approx(1 - 2 / 5)
+    # the sure links among the possible change nothing
+    for more, rate in ((possible, 1 - 3 / 5), ([sure[0] | possible[0]], 1 - 3 / 5), (None, 3 / 5)):
+        assert alignment_error_rate(predicted, sure, more) == pytest.approx(rate)
     assert alignment_error_rate([{(0, 0), (1, 1), (2, 2)}], sure, possible) == 0
     assert alignment_error_rate(sure, sure, possible) == 0
-    with_sure = [sure[0] | possible[0]]  # the sure links among the possible change nothing
-    assert alignment_error_rate(predicted, sure, with_sure) == pytest.approx(1 - 3 / 5)
-
-
-links = st.sets(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=6)
-corpora = st.lists(st.tuples(links, links, links), min_size=1, max_size=5)
-
-
-@examples(100)
-@given(corpora, st.randoms(use_true_random=False))
-def test_alignment_error_rate_is_a_rate_and_knows_no_order(corpus, order):
-    predicted, gold, possible = map(list, zip(*corpus, strict=True))
-    assume(any(predicted) or any(gold))
-    rate = alignment_error_rate(predicted, gold, possible)
-    assert 0 <= rate <= 1
-    shuffled = random.Random(order.random()).sample(corpus, len(corpus))
-    assert alignment_error_rate(*map(list, zip(*shuffled, strict=True))) == rate
-    assert alignment_error_rate(predicted, gold) >= rate  # possible links only ever help
-    if any(gold):
-        assert alignment_error_rate(gold, gold, possible) == 0
 
 
 @pytest.mark.parametrize("predicted, gold, message", [

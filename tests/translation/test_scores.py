@@ -11,34 +11,19 @@ from collections import Counter
 import pytest
 import sacrebleu
 import torch
-from helpers import examples
-from hypothesis import given
-from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from annotated.model.multi_head import record_attention
 from annotated.model.transformer import Transformer, TransformerConfig
-from annotated.translation.scores import (
-    DEFINITIONS,
-    TABLE_2,
-    bleu_report,
-    hardware_flops,
-    moses_tokenise,
-    multi30k_form,
-    split_compounds,
-    training_flops,
-)
+from annotated.translation import scores
+from annotated.translation.scores import TABLE_2, bleu_report, hardware_flops, training_flops
 
 PAIRS = [  # hypothesis, reference
     ("Die E-Mail Adresse des US-Präsidenten ist geheim.",
      "Die E-Mail-Adresse des US-Präsidenten ist geheim."),
-    ("Der CO2-Ausstoß fiel im Jahr 2013 um 3,5 Prozent.",
-     "Der CO2-Ausstoß sank im Jahr 2013 um 3,5 Prozent."),
     ("der Minister sagte, dass er nichts davon wisse.",
      "Der Minister sagte, er wisse nichts davon."),
     ('"Das ist ein schöner Tag", sagte sie.', "„Das ist ein guter Tag“, sagte sie."),
-    ("Die EU-Kommission prüft den Vorschlag seit Montag.",
-     "Die EU-Kommission prüft den Vorschlag seit Montag."),
     ("Der Ex-Coach von Hannover kehrt zurück.",
      "Der Ex-Trainer von Hannover 96 kehrt zurück – heute."),
 ]
@@ -48,39 +33,25 @@ REPORT = bleu_report(HYPOTHESES, REFERENCES, bootstrap=100)
 
 def scratch_bleu(hypotheses, references):
     """BLEU as multi-bleu.perl counts it, of lists of tokens: no smoothing, 0 if a precision is."""
-    correct, total, ours, theirs = Counter(), Counter(), 0, 0
-    for hypothesis, reference in zip(hypotheses, references, strict=True):
-        ours, theirs = ours + len(hypothesis), theirs + len(reference)
-        for n in range(1, 5):
-            left = [tuple(reference[i:i + n]) for i in range(len(reference) - n + 1)]
-            for i in range(len(hypothesis) - n + 1):
-                total[n] += 1
-                gram = tuple(hypothesis[i:i + n])
-                if gram in left:
-                    left.remove(gram)
-                    correct[n] += 1
-    if not all(correct[n] for n in range(1, 5)):
-        return 0.0
-    precision = math.prod(correct[n] / total[n] for n in range(1, 5)) ** 0.25
-    return 100 * precision * (1 if ours >= theirs else math.exp(1 - theirs / ours))
-
-
-def command_line(tmp_path, *options):
-    """What the command line of sacreBLEU says about the pairs, as JSON."""
-    for name, lines in (("hypotheses", HYPOTHESES), ("references", REFERENCES)):
-        (tmp_path / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
-    files = [str(tmp_path / "references"), "-i", str(tmp_path / "hypotheses")]
-    command = [sys.executable, "-m", "sacrebleu", *files, "-w", "9", *options]
-    done = subprocess.run(command, capture_output=True, check=True, encoding="utf-8",
-                          env={**os.environ, "SACREBLEU_SEED": "12345"})
-    return json.loads(done.stdout)
+    precision = 1.0
+    for n in range(4):
+        grams = [[Counter(zip(*(line[i:] for i in range(n + 1)), strict=False)) for line in lines]
+                 for lines in (hypotheses, references)]
+        correct = sum((ours & theirs).total() for ours, theirs in zip(*grams, strict=True))
+        precision *= correct / sum(ours.total() for ours in grams[0])
+    ours, theirs = (sum(map(len, lines)) for lines in (hypotheses, references))
+    return 100 * precision**0.25 * min(1, math.exp(1 - theirs / ours))
 
 
 # The report
 
 def test_plain_entries_are_what_the_command_line_says(tmp_path):
-    said = command_line(tmp_path, "-m", "bleu", "chrf", "--confidence", "--confidence-n", "100")
-    for result, name in zip(said, ("sacrebleu", "chrf"), strict=True):
+    for name, lines in (("hypotheses", HYPOTHESES), ("references", REFERENCES)):
+        (tmp_path / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    options = "references -i hypotheses -w 9 -m bleu chrf --confidence --confidence-n 100"
+    said = subprocess.check_output([sys.executable, "-m", "sacrebleu", *options.split()],
+                                   cwd=tmp_path, env={**os.environ, "SACREBLEU_SEED": "12345"})
+    for result, name in zip(json.loads(said), ("sacrebleu", "chrf"), strict=True):
         entry = REPORT[name]
         assert entry.score == pytest.approx(result["score"], abs=1e-8)
         assert (entry.low + entry.high) / 2 == pytest.approx(result["confidence_mean"], abs=1e-5)
@@ -102,6 +73,7 @@ def test_tokenised_entries_are_multi_bleu():
     assert REPORT["tokenised"].score == pytest.approx(scratch_bleu(*tokens), abs=1e-9)
     lower = [[[token.lower() for token in line] for line in lines] for lines in tokens]
     assert REPORT["tokenised_lowercase"].score == pytest.approx(scratch_bleu(*lower), abs=1e-9)
+    assert bleu_report(["ein Hund bellt"], ["ein Hund bellt"], bootstrap=0)["tokenised"].score == 0
 
 
 def test_split_entry_with_plain_quotes_is_sacrebleu_on_replaced_text():
@@ -114,18 +86,9 @@ def test_split_entry_with_plain_quotes_is_sacrebleu_on_replaced_text():
                                   smooth_method="none", force=True).score
     entry = REPORT["split_plain_quotes"]
     assert entry.score == pytest.approx(score, abs=1e-9)
-    # one of six has other quotes than its reference
+    # one of four has other quotes than its reference
     assert entry.score > REPORT["compound_split"].score + 1
     assert entry.signature.startswith("quotes „“ to \" + moses(sacremoses")
-
-
-def test_multi30k_entry_forgives_case_and_the_shape_of_marks():
-    forms = [[line.split() for line in multi30k_form(lines)] for lines in (HYPOTHESES, REFERENCES)]
-    assert REPORT["multi30k"].score == pytest.approx(scratch_bleu(*forms), abs=1e-9)
-    report = bleu_report(['DER MANN SAGT "NEIN" - NICHT OFT'],
-                         ["Der Mann sagt „nein“ – nicht oft"], bootstrap=0)
-    assert report["multi30k"].score == pytest.approx(100)
-    assert report["tokenised_lowercase"].score < 50
 
 
 @pytest.mark.parametrize("language, form", [
@@ -133,77 +96,46 @@ def test_multi30k_entry_forgives_case_and_the_shape_of_marks():
 ])
 def test_multi30k_form_normalises_marks_by_the_rules_of_its_language(language, form):
     """A number's space, and a comma beside a closing mark, become different things."""
-    assert multi30k_form(['Er sagt "1\u00a0500, gut", ja'], language) == [form]
+    assert scores.multi30k_form(['Er sagt "1\u00a0500, gut", ja'], language) == [form]
     report = bleu_report(['Er sagt "1\u00a0500, gut", ja'], [form], language, bootstrap=0)
     if language == "de":  # where nothing is said
-        assert multi30k_form(['Er sagt "1\u00a0500, gut", ja']) == [form]
+        assert scores.multi30k_form(['Er sagt "1\u00a0500, gut", ja']) == [form]
     assert report["multi30k"].score == pytest.approx(100)
-    forms = [multi30k_form(["L'homme"], code) for code in ("fr", "en")]
+    forms = [scores.multi30k_form(["L'homme"], code) for code in ("fr", "en")]
     assert forms == [["l' homme"], ["l 'homme"]]
-
-
-words = st.lists(st.sampled_from("der die das Hund Katze - , sieht".split()), min_size=1,
-                 max_size=9)
-
-
-@examples(25)
-@given(st.lists(st.tuples(words, words), min_size=1, max_size=4))
-def test_counting_without_smoothing_equals_the_script(pairs):
-    hypotheses, references = zip(*pairs, strict=True)
-    lines = ([" ".join(line) for line in side] for side in (hypotheses, references))
-    score = bleu_report(*lines, bootstrap=0)["tokenised"].score
-    assert score == pytest.approx(scratch_bleu(hypotheses, references), abs=1e-9)
 
 
 def test_every_entry_is_named_defined_and_signed():
     report = bleu_report(HYPOTHESES, REFERENCES, loss=1.0, bootstrap=100)
-    assert list(report.entries) == list(DEFINITIONS)
-    definitions = {entry.definition for entry in report.entries.values()}
-    assert len(definitions) == len(DEFINITIONS)
-    for name in set(DEFINITIONS) - {"perplexity"}:
-        signature = report[name].signature
-        assert f"version:{sacrebleu.__version__}" in signature and "bs:100|seed:12345" in signature
-        moses = name not in ("sacrebleu", "sacrebleu_lowercase", "chrf")
-        assert ("sacremoses" in signature) == moses
-        assert ("tok:none|smooth:none" in signature) == ("sacremoses" in signature)
-    text = str(report)
-    assert "6 sentences" in text and "100 resamples, seed 12345" in text
-    for name, entry in report.entries.items():
-        row = next(line for line in text.split("\n") if line.split()[0] == name)
-        assert f"{entry.score:.2f}" in row and entry.definition in row
-        assert ("[" in row) == (name != "perplexity")
-
-
-def test_target_language_reaches_the_tokeniser():
-    line = "Er kam am 3. Mai."
-    assert moses_tokenise([line], "de") == ["Er kam am 3. Mai ."]
-    assert moses_tokenise([line], "en") == ["Er kam am 3 . Mai ."]
-    report = bleu_report(["l'homme"], ["l'homme"], "fr", bootstrap=0)
-    assert "lang fr" in report["tokenised"].signature
-    assert moses_tokenise(["l'homme"], "fr") == ["l' homme"]
+    assert list(report.entries) == list(scores.DEFINITIONS)
+    assert "4 sentences" in str(report) and "100 resamples, seed 12345" in str(report)
+    rows = str(report).splitlines()[1:]
+    for row, (name, entry) in zip(rows, report.entries.items(), strict=True):
+        assert row.startswith(f"{name} ") and f"{entry.score:.2f}" in row
+        assert row.endswith(entry.definition) and ("[" in row) == (name != "perplexity")
+        moses = name not in ("sacrebleu", "sacrebleu_lowercase", "chrf", "perplexity")
+        assert ("sacremoses" in entry.signature) == moses
+        assert ("tok:none|smooth:none" in entry.signature) == moses
+        assert ("bs:100|seed:12345" in entry.signature) == (name != "perplexity")
 
 
 @pytest.mark.parametrize("line, expected", [
-    ("E-Mail-Adresse", "E ##AT##-##AT## Mail ##AT##-##AT## Adresse"),
-    ("Wähler - vor allem", "Wähler - vor allem"),
-    ("Nord- und Süd", "Nord- und Süd"),
-    ("-5 Grad", "-5 Grad"),
+    ("E-Mail-Adresse", "E ##AT##-##AT## Mail ##AT##-##AT## Adresse"), ("-5 Grad", "-5 Grad"),
+    ("Nord- und Süd - oben", "Nord- und Süd - oben"),
     ("a-b-c", "a ##AT##-##AT## b-c"),  # as the usual script does it
-    ("ohne Strich", "ohne Strich"),
 ])
 def test_compounds_are_split_at_hyphens_inside_words(line, expected):
-    assert split_compounds(line) == expected
+    assert scores.split_compounds(line) == expected
 
 
 # Intervals
 
 def test_intervals_hold_the_score_and_repeat_by_seed():
-    assert all(entry.low < entry.score < entry.high for entry in REPORT.entries.values())
     assert bleu_report(HYPOTHESES, REFERENCES, bootstrap=100) == REPORT
     other = bleu_report(HYPOTHESES, REFERENCES, bootstrap=100, seed=7)
     for name, entry in other.entries.items():
         before = REPORT[name]
-        assert entry.score == before.score
+        assert entry.score == before.score and before.low < before.score < before.high
         assert (entry.low, entry.high) != (before.low, before.high)
         assert "seed:7" in entry.signature
 
@@ -226,11 +158,10 @@ def test_report_is_written_with_its_sentences(tmp_path):
     sentences = (path.parent / "report.txt").read_bytes()
     assert sentences.decode("utf-8") == "".join(f"{line}\n" for line in HYPOTHESES)
     facts = json.loads(path.read_text(encoding="utf-8"))
-    assert facts["sentence_sha256"] == hashlib.sha256(sentences).hexdigest()
-    expected = {"sentence_file": "report.txt", "sentences": 6, "bootstrap": 100, "seed": 12345,
-                "target_language": "de"}
-    assert facts.items() >= expected.items()
-    assert facts["entries"] == {name: vars(entry) for name, entry in report.entries.items()}
+    assert facts == {"sentence_file": "report.txt", "sentences": 4, "bootstrap": 100, "seed": 12345,
+                     "sentence_sha256": hashlib.sha256(sentences).hexdigest(),
+                     "entries": {name: vars(entry) for name, entry in report.entries.items()},
+                     "target_language": "de"}
 
 
 # Bad input
@@ -242,15 +173,11 @@ def test_report_is_written_with_its_sentences(tmp_path):
     ([], [], ValueError, "0 hypotheses but 0 references"),
     (["a"], ["b\nc"], ValueError, r"references\[0\] contains a line break: replace it"),
     (["a\r"], ["b"], ValueError, r"hypotheses\[0\] contains a line break"),
+    (["a"], ["a"], ValueError, r"path='report.txt' does not end in \.json"),
 ])
-def test_lines_that_will_not_do(hypotheses, references, error, message):
+def test_what_will_not_do_is_refused(hypotheses, references, error, message):
     with pytest.raises(error, match=message):
-        bleu_report(hypotheses, references)
-
-
-def test_a_report_is_named_json():
-    with pytest.raises(ValueError, match=r"path='report.txt' does not end in \.json"):
-        bleu_report(["a"], ["a"], path="report.txt")
+        bleu_report(hypotheses, references, path="report.txt")
 
 
 # Training cost (C23)
@@ -285,21 +212,10 @@ def test_c23_the_model_asks_for_less_than_the_hardware_offers():
     assert base / hardware_flops(12) < big / hardware_flops(84) < 0.5
 
 
-def test_table_2_as_published():
-    rows = {(row.system, row.ensemble): (row.en_de, row.en_fr, row.flops_en_de, row.flops_en_fr)
-            for row in TABLE_2}
-    assert rows == {
-        ("ByteNet", False): (23.75, None, None, None),
-        ("Deep-Att + PosUnk", False): (None, 39.2, None, 1e20),
-        ("GNMT + RL", False): (24.6, 39.92, 2.3e19, 1.4e20),
-        ("ConvS2S", False): (25.16, 40.46, 9.6e18, 1.5e20),
-        ("MoE", False): (26.03, 40.56, 2e19, 1.2e20),
-        ("Deep-Att + PosUnk", True): (None, 40.4, None, 8e20),
-        ("GNMT + RL", True): (26.3, 41.16, 1.8e20, 1.1e21),
-        ("ConvS2S", True): (26.36, 41.29, 7.7e19, 1.2e21),
-        ("Transformer (base)", False): (27.3, 38.1, 3.3e18, 3.3e18),
-        ("Transformer (big)", False): (28.4, 41.8, 2.3e19, 2.3e19),
-    }
+def test_scores_of_table_2_are_those_printed():
+    assert [(row.en_de, row.en_fr) for row in TABLE_2] == [
+        (23.75, None), (None, 39.2), (24.6, 39.92), (25.16, 40.46), (26.03, 40.56), (None, 40.4),
+        (26.3, 41.16), (26.36, 41.29), (27.3, 38.1), (28.4, 41.8)]
 
 
 def test_a_sentence_without_a_letter_in_common_is_scored():

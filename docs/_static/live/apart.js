@@ -91,8 +91,8 @@ const Apart = (() => {
     const width = left + gap + longest(queries) + 12;
     const svg = drawing("svg", {
       viewBox: `0 0 ${width} ${y(Math.max(keys.length, queries.length))}`, role: "group",
-      "aria-label": `All heads of ${name} as lines from the tokens that ask, on the right, `
-        + "to those that are read, on the left.",
+      "aria-label": `All heads of ${name} as lines from the queries, on the right, `
+        + "to the keys, on the left.",
     }, ...lines, ...labels(keys, "key", left - 6, "end"),
     ...labels(queries, "query", left + gap + 6, "start"));
     svg.style.width = `${width}px`;
@@ -184,7 +184,7 @@ const Apart = (() => {
     const most = products.indexOf(Math.max(...products)) + 1;
     const strong = (value, digits) => element("strong", {}, number(value, digits));
     find("sum").replaceChildren(
-      "The products add up to ", strong(sum, 2), `, dimension ${most} giving most. `,
+      "The products add up to ", strong(sum, 2), `; dimension ${most} contributes most. `,
       `Divided by √${q.length} that is the score `, strong(sum / Math.sqrt(q.length), 2),
       ". The softmax over all scores of ", token(queries[pair.query]),
       " makes it the weight ", strong(weight, 3), " of ", token(keys[pair.key]), ".");
@@ -221,7 +221,7 @@ const Apart = (() => {
     }
     status.replaceChildren(...(found.length
       ? [token(query), ` stands in ${found.length} other sentences. `,
-        "What this head reads most there:"]
+        "What this head attends to most there:"]
       : ["No other sentence that was looked at has ", token(query), " here."]));
     find("alike").replaceChildren(...found.slice(0, FOUND).map(({ english, key, weight }) => {
       const button = element("button", { type: "button" }, english);

@@ -88,7 +88,7 @@
       const more = unknown.length > 5 ? `And ${unknown.length - 5} more unknown.` : "";
       return complain(...unknown.slice(0, 5).map(explain), more);
     }
-    if (!pieces.length) return complain("Type a sentence, or take an example.");
+    if (!pieces.length) return complain("Type a sentence, or choose an example.");
     if (pieces.length > LONGEST) {
       return complain(`That is ${pieces.length} tokens; this page draws ${LONGEST} at most.`);
     }
@@ -295,7 +295,7 @@
         + "a column a token of the source.",
       encoder: `${name}. Rows and columns are the tokens of the source.`,
       decoder: `${name}. A row is a token while it is written, `
-        + "a column a token written before it; the rest is the future, and masked.",
+        + "a column a token written before it; later tokens are masked.",
     }[kind];
     drawTable(name, rows, queries, keys);
   }
@@ -351,13 +351,13 @@
         cell(number(logP)), cell(`${tokens.length}`), cell(number(score)));
     }));
     find("beam-caption").textContent = last
-      ? `After step ${step}, the last: nothing that is open could still overtake the best.`
-      : `After step ${step}: the four best beginnings.`;
+      ? `After step ${step}, the last: no unfinished hypothesis could still overtake the best.`
+      : `After step ${step}: the four best hypotheses.`;
     const [greedy, beam] = [words.decode(shown.outputs.greedy), words.decode(shown.outputs.beam)];
     const line = (text) => element("em", { lang: "de" }, text);
     find("compare").replaceChildren(...(greedy === beam
-      ? ["Greedy decoding and the beam end in the same translation: ", line(greedy)]
-      : ["Greedy decoding says: ", line(greedy), " The beam says: ", line(beam)]));
+      ? ["Greedy decoding and the beam give the same translation: ", line(greedy)]
+      : ["Greedy decoding gives: ", line(greedy), " The beam gives: ", line(beam)]));
   }
 
   // ---- Events -----------------------------------------------------------------------------------
@@ -428,7 +428,7 @@
     if (strange.length) {
       const met = strange.slice(0, 8).flatMap((character) => [visible(character), " "]);
       return element("p", {}, "The model hardly met ", ...met,
-        "while it was trained, and does not know what to do there.");
+        "while it was trained, so it cannot translate them.");
     }
     if (longest && source.length - 1 > longest) {
       return `The model was trained on sentences of at most ${longest} tokens; `
