@@ -88,8 +88,9 @@ def test_a_digest_that_nobody_published_is_recorded_once_and_held_to(publisher, 
                       "sha256": hashlib.sha256(first).hexdigest()}
     path.unlink()
     publisher.files["/a.bin"] = os.urandom(1000)
-    with pytest.raises(ValueError, match=f"not the SHA-256 digest {record['sha256']}.*new edition, "
-                                         f"delete the entry a.bin in {tmp_path}/downloads.json"):
+    message = (f"not have the SHA-256 digest {record['sha256']}.*new edition, "
+               f"delete the entry a.bin in {tmp_path}/downloads.json")
+    with pytest.raises(ValueError, match=message):
         fetch_known(publisher.address + "/a.bin", path, {})
     assert not path.exists()
     (tmp_path / "downloads.json").unlink()  # as advised

@@ -83,7 +83,8 @@ def test_fused_attention_is_attention_with_its_gradients(mask, training, lengths
     (True, torch.bfloat16, 1, 512, False), (True, torch.bfloat16, 1, 513, True)])
 def test_bf16_here_takes_the_formula_for_few_keys(training, dtype, rows, keys, fused, monkeypatch):
     calls, own = [], nn.functional.scaled_dot_product_attention
-    monkeypatch.setattr(nn.functional, own.__name__, lambda *arguments: calls.append(1) or own(*arguments))
+    monkeypatch.setattr(nn.functional, own.__name__,
+                        lambda *arguments: calls.append(1) or own(*arguments))
     x = torch.randn(rows, 1, keys, 4, dtype=dtype)
     FusedAttention(DotProductAttention()).train(training)(x[:, :, :3], x, x)
     assert bool(calls) is fused

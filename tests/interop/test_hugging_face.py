@@ -289,7 +289,7 @@ TABLE = "model.encoder.embed_positions.weight"
         (lambda w: w.update({NORM: torch.zeros(8)}), "config.json and model.safetensors are no"))),
     ("tokenizer.json", lambda data: json.dumps(
         {**json.loads(data), "normalizer": {"type": "Lowercase"}}).encode(),
-     "tokenizer.json has another normalizer")])
+     "another normalizer")])
 def test_foreign_damaged_and_missing_files_are_named(tmp_path, exported, name, change, message):
     file = copy_of(exported, tmp_path) / name
     data = file.read_bytes()

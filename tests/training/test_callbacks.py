@@ -146,9 +146,9 @@ def test_a_signal_saves_and_the_run_goes_on_bit_for_bit(name, undisturbed, tmp_p
 
 
 def test_sigterm_is_heard_late_where_numbers_are_read_late(undisturbed, tmp_path, monkeypatch):
-    monkeypatch.setattr(run_state, "READ_EVERY", {"cpu": 2})
+    monkeypatch.setattr(run_state, "READ_EVERY", {"cpu": 3})
     config = replace(LONG, save_every=100, validate_every=12)
-    with pytest.raises(SystemExit):  # in step 4, whose round comes with that of steps 5 and 6
+    with pytest.raises(SystemExit):  # in step 4, whose round is that of steps 5 and 6
         run(tmp_path / "run", hook=interrupt(after=1 + 2 * 3 + 1), config=config)
     assert names(tmp_path / "run") == ["step-00000006"]
     log, model = run(tmp_path / "run", seed=5, config=config)
