@@ -490,8 +490,7 @@ def _check_causal_mask(part):
     wrong: it is not True exactly where key <= query
     bools: give bools, True where a query may attend, and no numbers to add
     """
-    ones = torch.ones(4, 4, dtype=torch.bool)
-    found = part(4)
+    ones, found = torch.ones(4, 4, dtype=torch.bool), part(4)
     need(isinstance(found, Tensor) and found.dtype == torch.bool, "bools")
     expect(found, ones.tril(), turned=ones.triu(), inverted=ones.triu(1), nothing=ones,
             diagonal=ones.tril(-1), ahead=ones.tril(1))

@@ -368,7 +368,7 @@ LEARNING = {
          "not what the plain loop gives alone"),
     ],
     "greedy_decode": [
-        ("logits.argmax(dim=1", "logits.argmin(dim=1", "not what the plain loop gives alone"),
+        ("logits.max(dim=1", "logits.min(dim=1", "not what the plain loop gives alone"),
         ("extra, steps)", "0, steps)", "stops too early"),
     ],
     "beam_search": [
