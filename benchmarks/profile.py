@@ -43,10 +43,9 @@ def parse():
     parser.add_argument("--tokens", type=int, default=work.TOKENS)
     parser.add_argument("--systems", nargs="+", default=SYSTEMS)
     parser.add_argument("--profiles", type=int, default=5, help="of each system")
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--out", type=Path, default=OUT)
-    options = parser.parse_args()
-    options.threads = os.cpu_count()
-    return options
+    return parser.parse_args()
 
 
 def show(found):

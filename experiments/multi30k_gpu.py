@@ -43,10 +43,17 @@ def recipe(device):
     return config, training
 
 
+def pairs_for(device):
+    """Multi30k, for a processor a little of it."""
+    corpus = load_corpus("multi30k")
+    return corpus if device == "cuda" else replace(
+        corpus, train=corpus.train[:2000], valid=corpus.valid[:50], test=corpus.test[:20])
+
+
 def work(device, folder):
     """Train into a run folder, from the newest checkpoint in it."""
     config, training = recipe(device)
-    corpus = load_corpus("multi30k")
+    corpus = pairs_for(device)
     tokenizer = fit_tokenizer("bpe", corpus, config.vocab_size)
     train_on(corpus, tokenizer, replace(config, vocab_size=len(tokenizer)), training, False, device,
              folder, None, prepared_transformer, ChunkedLoss)
@@ -74,8 +81,7 @@ def score(device, folder):
     """What the newest checkpoint in a run folder is worth on `test`, translated greedily."""
     newest = run_checkpoints(folder)[-1]
     saved = load_checkpoint(newest)
-    pairs = load_corpus("multi30k").test[:None if device == "cuda" else 20]
-    sources, references = zip(*pairs, strict=True)
+    sources, references = zip(*pairs_for(device).test, strict=True)
     model = prepare(saved.model).to(device)
     begin = time.time()
     texts = translate(sources, model, saved.tokenizer)

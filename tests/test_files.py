@@ -125,11 +125,13 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path):
     exists = pytest.raises(FileExistsError, match="folder exists already")
     with exists, whole_folder(tmp_path / "new" / "folder"):
         pass
-    faster = pytest.raises(FileExistsError, match="another process was faster")
-    with faster, whole_folder(tmp_path / "late"):
-        (tmp_path / "late").mkdir()
-        (tmp_path / "late" / "theirs").write_bytes(b"")
-    assert left_over(tmp_path) == [] and os.listdir(tmp_path / "late") == ["theirs"]
+    for theirs in ("late/theirs", "empty"):
+        name, faster = theirs.split("/")[0], "another process was faster"
+        with pytest.raises(FileExistsError, match=faster), whole_folder(tmp_path / name) as part:
+            (part / "ours").write_bytes(b"")
+            (tmp_path / theirs).mkdir(parents=True)
+        assert (tmp_path / theirs).is_dir() and not (tmp_path / name / "ours").exists()
+    assert left_over(tmp_path) == []
 
 
 def test_json_is_readable_and_whole(tmp_path):

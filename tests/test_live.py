@@ -16,14 +16,12 @@ import numpy as np
 import pytest
 import torch
 from browsing import SIZE, new_tab
-from helpers import ROOT
+from helpers import ROOT, random_model
 
-from annotated.data.corpora import load_corpus
+from annotated import book_model, load_checkpoint, load_corpus, record_attention
 from annotated.data.normalization import Normalizer, clean_text
 from annotated.data.tokenizers import BEGIN, END, UNKNOWN, SubwordTokenizer, split_words
-from annotated.model.multi_head import record_attention
 from annotated.model.transformer import Transformer, TransformerConfig
-from annotated.training.checkpoints import book_model, load_checkpoint
 from annotated.translation.search import beam_search, greedy_decode, translate
 
 CODE = ROOT / "docs" / "_static" / "live"
@@ -166,23 +164,16 @@ def test_weights_are_the_models_as_far_as_their_bits_go(libraries):
             assert (lost <= step * 0.50001).all() and lost.any() == rounds, key
 
 
-@pytest.mark.parametrize("changes, message", [
-    ({"norm_first": True}, "norm_first=True: transformer.js computes norm_first=False only"),
-    ({"positions": "learned"}, "positions='learned'"), ({"d_v": 5}, "d_v=5"),
-])
-def test_a_model_that_the_page_cannot_compute_is_refused(changes, message):
-    with pytest.raises(ValueError, match=message):
-        live.check(TransformerConfig.tiny(9, **changes))
-
-
-def test_a_form_of_text_that_the_page_does_not_know_is_refused():
+def test_what_the_page_cannot_compute_is_refused():
+    for changes, message in (
+            ({"norm_first": True}, "norm_first=True: transformer.js computes norm_first=False"),
+            ({"positions": "learned"}, "positions='learned'"), ({"d_v": 5}, "d_v=5")):
+        with pytest.raises(ValueError, match=message):
+            live.check(TransformerConfig.tiny(9, **changes))
     tokenizer = SubwordTokenizer.fit([("a dog", "ein Hund")], 300, normalizer=Normalizer())
     with pytest.raises(ValueError, match="lower-cased English in Moses tokens only"):
         live.describe_captions(SimpleNamespace(tokenizer=tokenizer))
-
-
-def test_a_weight_too_large_for_half_precision_is_refused():
-    model = Transformer(TransformerConfig.tiny(9, N=1, d_model=8, d_ff=8, h=2))
+    model = random_model()
     with torch.no_grad():
         model.embedding.weight[3, 3] = 70_000
     with pytest.raises(ValueError, match="embedding.weight is too large for half precision"):
@@ -197,9 +188,9 @@ def close(values, expected, atol=1e-5):
 
 @each_model
 def test_logits_and_every_attention_weight_are_the_library_s(folder, name, library):
-    chosen, model, compared = library.sentences[::25], library.model, 0
-    given = [(library.source(text)[0].tolist(),
-              [*greedy_decode(model, library.source(text))[0], END]) for text in chosen]
+    model, compared = library.model, 0
+    sources = [library.source(text)[0].tolist() for text in library.sentences[::25]]
+    given = [(ids, [*greedy_decode(model, torch.tensor([ids]))[0], END]) for ids in sources]
     script = """
     answer(given.map(([source, output]) => {
       let state = net.begin(net.encode(source).memory);
@@ -220,8 +211,8 @@ def test_logits_and_every_attention_weight_are_the_library_s(folder, name, libra
         for layer in range(model.config.N):
             own = recorded[f"encoder.layers.{layer}.self_attention"][0]  # (h, queries, keys)
             close(found["encoder"][layer], own.transpose(0, 1))
-            for kind, block in (("self", "self_attention"), ("cross", "cross_attention")):
-                rows = recorded[f"decoder.layers.{layer}.{block}"][0]  # (h, positions, keys)
+            for kind in ("self", "cross"):
+                rows = recorded[f"decoder.layers.{layer}.{kind}_attention"][0]
                 for i, position in enumerate(found["positions"]):
                     keys = len(position[kind][layer][0])  # up to here
                     close(position[kind][layer], rows[:, i, :keys])
@@ -457,14 +448,20 @@ BLOCKS = {"cross": "decoder.layers.{}.cross_attention",
 
 
 @each_model
-def test_what_is_typed_is_translated_as_the_library_does(visit, name, library):
-    page = visit(name)
+def test_what_is_typed_or_chosen_is_translated_as_the_library_does(visit, name, library):
+    page, seen = visit(name), set()
     for sentence in library.sentences[::60]:
         enter(page, sentence)
         expected = library(sentence)
         assert translation(page) == expected.text and written(page) == expected.pieces
         assert page.locator("#live-source bdi").all_text_contents() == expected.keys
         assert expected.text in page.inner_text("#live-message"), "not announced"
+    page.select_option("#live-examples", index=2)
+    for _ in range(5):
+        seen.add(page.input_value("#live-sentence"))
+        assert translation(page) == library(page.input_value("#live-sentence")).text
+        page.click("#live-random")
+    assert len(seen) > 2
     page.check("input[value=beam]")
     for sentence in library.sentences[150::50][:4]:
         enter(page, sentence)
@@ -473,10 +470,8 @@ def test_what_is_typed_is_translated_as_the_library_does(visit, name, library):
 
 def test_captions_are_loaded_only_when_asked_for_and_the_toy_comes_back(visit, libraries):
     page = visit()
-    assert page.is_checked("input[value=toy]") and page.locator("#live-guide").is_visible()
-    for sentence in ("The dog sleeps.", GIRL):
-        enter(page, sentence)
-    page.click("#live-random")
+    assert page.is_checked("input[value=toy]")
+    enter(page, GIRL)
     assert "toy.js" in page.files and "captions.js" not in page.files
     for name in ("captions", "toy", "captions"):
         change_model(page, name)
@@ -578,16 +573,13 @@ def test_phrases_show_the_lines_of_heads(visit, toy, phrase, block, heads, askin
     button.hover()
     assert page.input_value("#live-sentence") == "The dog sleeps."  # what was typed is left alone
     button.click()
-    sentence = page.locator("#live-guide").get_attribute("data-sentence")
-    assert page.input_value("#live-sentence") == sentence
+    expected = toy(page.locator("#live-guide").get_attribute("data-sentence"))
     assert button.get_attribute("aria-pressed") == "true"
-    expected = toy(sentence)
     row = (expected.keys if block.startswith("encoder") else expected.pieces).index(asking)
     weights = expected.attention[block][0, heads]
     assert strokes(page) == lines_of(weights, stressed=row)
-    others = weights[:, row].clone()
-    if asking in expected.keys:
-        others[:, expected.keys.index(asking)] = 0  # it looks at itself, and elsewhere, too
+    # it looks at itself, and elsewhere, too
+    others = weights[:, row] * torch.tensor([key != asking for key in expected.keys])
     assert read in {expected.keys[place] for place in others.argmax(dim=1)}
 
 
@@ -615,23 +607,21 @@ def test_a_head_is_followed_into_other_sentences(visit, name, library, sentence,
 
 
 def test_steps_by_button_slider_and_keyboard(visit, toy):
-    page = visit()
-    sentence = "The mouse that my uncle likes sleeps."
+    page, sentence = visit(), "The mouse that my uncle likes sleeps."
     enter(page, sentence)
     pieces, columns = toy(sentence).pieces, len(toy(sentence).keys)
     page.click("#live-again")
-    assert written(page) == pieces[:1]
     assert page.inner_text("#live-beam tr:first-child td").strip().endswith(pieces[0])
-    for count in (2, 3):
-        page.click("#live-next")
+    for count in (1, 2, 3):
         assert written(page) == pieces[:count] and len(opacities(page)) == count * columns
         beam = page.locator("#live-beam tr td:nth-child(2)").all_inner_texts()
         assert {len(text.replace("★", "").split()) for text in beam} == {count}
+        page.click("#live-next")
     page.focus("#live-position")
     page.keyboard.press("ArrowRight")
-    assert written(page) == pieces[:4]
+    assert written(page) == pieces[:5]
     told = page.get_attribute("#live-position", "aria-valuetext")
-    assert told.startswith(f"4 of {len(pieces)}")
+    assert told.startswith(f"5 of {len(pieces)}")
     page.click("#live-whole")
     page.click("#live-next", force=True)  # still there for the keyboard, and without effect
     assert written(page) == pieces
@@ -655,17 +645,6 @@ def test_played_token_by_token_unless_motion_is_unwanted(visit, toy):
     assert written(page) == pieces
     steps = [count for count, _ in itertools.groupby(page.evaluate("counts"))]
     assert steps[-len(pieces):] == list(range(1, len(pieces) + 1)), "a token at a time"
-
-
-@each_model
-def test_examples_and_random_sentences(visit, name, library):
-    page, seen = visit(name), set()
-    page.select_option("#live-examples", index=2)
-    for _ in range(5):
-        seen.add(page.input_value("#live-sentence"))
-        assert translation(page) == library(page.input_value("#live-sentence")).text
-        page.click("#live-random")
-    assert len(seen) > 2
 
 
 def test_unknown_words_are_said_and_a_near_one_put_in_their_place(visit, toy):
@@ -706,9 +685,8 @@ def test_hostile_text_is_inert_and_shown_as_text(visit, name, library):
         enter(page, text)
         refused = "is not in the toy language" in page.inner_text("#live-message")
         assert refused == (name == "toy"), text
-    if name == "toy":
-        enter(page, "The\u200ddog sleeps.")
-        assert "The\\u{200d}dog" in page.inner_text("#live-message")
+        assert not refused or text != "The\u200ddog" or "The\\u{200d}dog" in page.inner_text(
+            "#live-message")
     assert page.evaluate(elements) == before
     enter(page, "The dog sleeps.")
     assert translation(page) == library("The dog sleeps.").text

@@ -47,7 +47,7 @@ part() {  # its seconds, its name, and what Python shall run; {left}: the second
 }
 
 base=base big=big tokens=25000
-[ "$device" = cuda ] || base=tiny big=tiny tokens=256
+[ "$device" = cuda ] || { base=tiny big=tiny tokens=256 && export OMP_NUM_THREADS=1; }
 bench=(-m benchmarks --device "$device" --threads 1 --busy-anyway --effort 0.1)
 train=("${bench[@]}" --tokens $tokens --systems annotated,torch,marian)
 
@@ -57,7 +57,7 @@ part 215 check tools/gpu_check.py --device "$device" --out "$out/check" \
 part 70 base "${train[@]}" --only "^train, $base$" --no-compile --out "$out/base.json"
 part 65 big "${train[@]}" --only "^train, $big$" --no-compile --out "$out/big.json"
 part 20 profile -m benchmarks.profile --device "$device" --tokens $tokens --size $base \
-    --systems annotated --profiles 1 --out "$out/profile.json"
+    --systems annotated --profiles 1 --threads 1 --out "$out/profile.json"
 part 50 decoding "${bench[@]}" --only "^(greedy|beam 4), $base, batch 32$" --precision bf16 \
     --systems annotated,marian --out "$out/decoding.json"
 part 65 multi30k experiments/multi30k_gpu.py "$out/multi30k" --device "$device" --seconds '{left}'

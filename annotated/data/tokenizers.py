@@ -75,9 +75,9 @@ def _check_strings(*lists):
 
 # %% ../../notebooks/12_tokenizers.ipynb #tk000011
 def most_frequent(counts, min_frequency=1, max_size=None):
-    """The words of a `Counter` that were seen so often, the most frequent first.
+    """The words with a count of at least `min_frequency`, the most frequent first.
 
-    max_size: most ids, the special ones included; ValueError if it leaves no room for a word.
+    max_size: limit of ids, special ones included; ValueError if it leaves no room for a word.
     """
     if max_size is not None and max_size <= len(SPECIAL_PIECES):
         why = f"{len(SPECIAL_PIECES)} ids are special, so it must be larger"
@@ -88,9 +88,9 @@ def most_frequent(counts, min_frequency=1, max_size=None):
 
 # %% ../../notebooks/12_tokenizers.ipynb #tk000012
 def hide_rare_words(pairs, seed=0, share=0.1):
-    """Pairs of ids, and a copy of some that hold a word which occurs once, now UNKNOWN.
+    """The pairs of ids, then copies of some of them with UNKNOWN for words that occur once.
 
-    share: of these pairs, drawn by the seed, that are copied.
+    share: how many of the pairs with such a word are copied; `seed` chooses which.
     """
     counts = Counter(chain.from_iterable(chain.from_iterable(pairs)))
     rare = {index for index, count in counts.items() if count == 1}
@@ -101,7 +101,7 @@ def hide_rare_words(pairs, seed=0, share=0.1):
 
 # %% ../../notebooks/12_tokenizers.ipynb #37040ed1
 class WordTokenizer(Tokenizer):
-    """Whole words as tokens, cut by `split_words`. What training never saw is UNKNOWN."""
+    """A tokenizer with whole words as tokens, cut by `split_words`; others become UNKNOWN."""
 
     def __init__(self, words, languages=("en", "de")):
         self.words, self.languages = list(words), tuple(languages)
@@ -190,9 +190,9 @@ def library_tokenizer(model, vocabulary=None, merges=None):
 
 # %% ../../notebooks/12_tokenizers.ipynb #a6292192
 def _train_subwords(texts, vocab_size, model, min_frequency):
-    """Pieces (and, for BPE, merges) that the library learns: the 256 bytes, then its own.
+    """(pieces, merges) that the library learns: first the 256 bytes; WordPiece has no merges.
 
-    vocab_size: with the special ids; ValueError if it leaves no room for every byte.
+    vocab_size: includes the special ids; ValueError if it leaves no room for every byte.
     """
     from tokenizers import trainers
 

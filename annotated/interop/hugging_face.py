@@ -192,18 +192,18 @@ def export_to_hugging_face(model, tokenizer, folder, *, source_language="en", ta
     too large, TypeError for another kind of model or tokenizer, FileExistsError for a folder that
     exists. Writes everything or nothing.
     """
-    config, languages = model.config, (source_language, target_language)
-    fields = marian_fields(config, model.embedding.weight.dtype, _activation(model, tokenizer))
+    activation, config = _activation(model, tokenizer), model.config
+    fields = marian_fields(config, model.embedding.weight.dtype, activation)
     decoding = {"bos_token_id": BEGIN, "decoder_start_token_id": BEGIN, "eos_token_id": END,
                 "pad_token_id": PAD, "forced_eos_token_id": None, "suppress_tokens": [PAD, BEGIN],
                 "max_length": config.max_length}
-    card = model_card(config, tokenizer, *languages, data, metric, signature)
+    card = model_card(config, tokenizer, source_language, target_language, data, metric, signature)
     with whole_folder(folder) as part:
         tensors = save(to_marian(model.state_dict(), config), metadata={"format": "pt"})
         (part / "model.safetensors").write_bytes(tensors)
         write_json(part / "config.json", fields)
         write_json(part / "generation_config.json", decoding)
-        write_tokenizer(tokenizer, part, languages, config.max_length)
+        write_tokenizer(tokenizer, part, (source_language, target_language), config.max_length)
         (part / "README.md").write_text(card, encoding="utf-8")
 
 # %% ../../notebooks/25_hugging_face.ipynb #hf100001

@@ -29,7 +29,7 @@ def sinusoidal_encoding(length, d_model, start=0) -> Float[Tensor, "length d_mod
 
 # %% ../../notebooks/05_positional.ipynb #75600767
 def shift_matrix(k, d_model) -> Float[Tensor, "d_model d_model"]:
-    """Return R_k, with PE(pos + k) = R_k PE(pos) for all pos: one rotation per pair (3.5); float64.
+    """Return R_k (float64): PE(pos + k) = R_k PE(pos) at every pos, one rotation per pair (3.5).
 
     k is a number of positions and may be negative. Raises ValueError for an odd d_model, whose last
     sine has no cosine.

@@ -301,7 +301,7 @@ def pooled_deviation(groups):
     """
     groups = [list(group) for group in groups if len(group) > 1]
     if not groups:
-        raise ValueError("no row has two seeds: without repeated runs nobody knows the noise")
+        raise ValueError("no row has two seeds, so the noise is unknown: run a row with two seeds")
     freedom = [len(group) - 1 for group in groups]
     squares = sum(statistics.variance(group) * n for group, n in zip(groups, freedom, strict=True))
     return math.sqrt(squares / sum(freedom)), sum(freedom)

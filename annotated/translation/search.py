@@ -289,10 +289,10 @@ def beam_search(model, source: Int[Tensor, "batch n"], beam=4, alpha=0.6, extra=
 
     source: ids, each row with its end token. length counts the generated tokens, the end token
     included. Limits and `steps` as in `generate`; a hypothesis cut off there has no end token in
-    its score. Each sentence has up to n_best pairs (ids without begin and end, score), best first.
-    allowed: a function of (sentences (rows,), ids with begin (rows, beam, tokens)) that returns
-    which tokens may follow, as bools (rows · beam, vocab_size). Raises ValueError as `generate` and
-    `check_beam` do.
+    its score. Each sentence gets at most n_best pairs (ids without begin and end, score), best
+    first. allowed: a function of (sentences (rows,), ids with begin (rows, beam, tokens)) that
+    returns which tokens may follow, as bools (rows · beam, vocab_size). Raises ValueError as
+    `generate` and `check_beam` do.
     """
     check_beam(beam, alpha, n_best)
     results, k = [[] for _ in source], min(beam, model.config.vocab_size)

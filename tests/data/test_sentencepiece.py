@@ -154,7 +154,7 @@ def test_languages_without_spaces_and_from_right_to_left_are_learnt_and_scored(
     corpus = small_corpus(language)
     tokenizer = fit_tokenizer(kind, corpus, size)
     config = TransformerConfig(len(tokenizer), N=1, d_model=32, d_ff=64, h=4, dropout=0.0)
-    training = TrainingConfig(steps=350, max_tokens=400, warmup=50, factor=0.4, validate_every=350)
+    training = TrainingConfig(steps=200, max_tokens=400, warmup=50, factor=0.4, validate_every=200)
     model, _ = train_on(corpus, tokenizer, config, training, False)
     sources, references = map(list, zip(*corpus.train, strict=True))
     outputs = translate(sources, model, tokenizer)
