@@ -68,11 +68,6 @@ class EncodedPairs(PairArrays):
             if hasattr(mapped, "madvise"):
                 mapped.madvise(mmap.MADV_DONTNEED)
 
-# %% ../../notebooks/83_prepared.ipynb #4b1d7a65
-def vocabulary_digest(tokenizer):
-    """SHA-256 of everything that `as_dict` of a tokenizer returns."""
-    return hashlib.sha256(json.dumps(tokenizer.as_dict()).encode()).hexdigest()
-
 # %% ../../notebooks/83_prepared.ipynb #380bce33
 def _encode_chunk(texts, tokenizer, languages, max_length, dtype):
     """Arrays of the pairs of texts that are short enough, and how many were not."""
