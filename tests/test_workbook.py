@@ -194,7 +194,9 @@ def test_the_commands_write_and_check(tmp_path, capsys):
     (path,) = (tmp_path / "w").iterdir()
     assert cli.main(["check", str(path)]) == 1
     told = capsys.readouterr().out
-    assert told.count("empty: write its code") == 2 and told.count("empty: write a number") == 4
+    asked = sum(name.startswith("06") for name in exercises())
+    assert told.count("empty: write its code") == 2
+    assert told.count("empty: write a number") == asked > 0
     right, out = write(tmp_path / "class" / "right.ipynb", MASK.format("tril")), tmp_path / "a.csv"
     assert cli.main(["check", str(right)]) == 0
     assert cli.main(["check", str(tmp_path / "class"), "--csv", str(out)]) == 0
