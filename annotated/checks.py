@@ -302,7 +302,7 @@ def _check_train(part):
     need(not model.training, "mode")
 
 # %% ../notebooks/66_checks.ipynb #cc000018
-def likeliest(model, ids, most, stop=True, last=-1):
+def plain_greedy(model, ids, most, stop=True, last=-1):
     """Greedy decoding of one sentence, the whole prefix again at each step; ids without begin."""
     written = [BEGIN]
     while len(written) <= most and not (stop and written[-1] == END):
@@ -338,8 +338,8 @@ def _greedy(part):
     source = torch.tensor([row + [PAD] * (5 - len(row)) for row in rows])
 
     def plain(most=lambda row: len(row) + 4, drop=(END,), begin=(), **options):
-        return [[*begin, *(i for i in likeliest(exact, row, most(row), **options) if i not in drop)]
-                for row in rows]
+        found = (plain_greedy(exact, row, most(row), **options) for row in rows)
+        return [[*begin, *(i for i in ids if i not in drop)] for ids in found]
 
     found = part(model, source, 4)
     expect(part(model, source, 4), found, "differ")
@@ -427,7 +427,7 @@ def _check_beam_search(part):
     found, right = part(model, source, 300, 1.0, 1, 3), best()
     need(isinstance(found, list) and all(len(pairs) == 3 for pairs in found), "pairs")
     need(not any(END in ids for pairs in found for ids, _ in pairs), "end")
-    greedy = [[i for i in likeliest(exact, row, most) if i != END]
+    greedy = [[i for i in plain_greedy(exact, row, most) if i != END]
               for row, most in zip(rows, limits, strict=True)]
     only = best(keep=lambda most: lambda row: len(row) == most)
     expect(ids_of(found), ids_of(right), worst=[pairs[::-1] for pairs in ids_of(right)],

@@ -166,10 +166,10 @@ def greedy_decode(model, source: Int[Tensor, "batch n"], extra=50, steps=Increme
     Arguments, result and errors are those of `generate`. A translation does not depend on the
     batch.
     """
-    def most_probable(logits):  # argmax, which PyTorch computes slowly in bfloat16
+    def argmax(logits):  # max gives the same indices, in bfloat16 in a quarter of the time
         return logits.max(dim=1, keepdim=True).indices
 
-    return generate(model, source, most_probable, extra, steps)
+    return generate(model, source, argmax, extra, steps)
 
 # %% ../../notebooks/18_search.ipynb #f25ca2a4
 def sample(model, source: Int[Tensor, "batch n"], temperature=1.0, top_k=None, top_p=None, seed=0,
