@@ -208,7 +208,7 @@ known, opened = set(sys.modules), []
 sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)
 import annotated.model.transformer
 new = {name.split(".")[0] for name in set(sys.modules) - known} - set(sys.stdlib_module_names)
-known = (".py", ".pyc", "/METADATA", ".zip")
+known = (".py", ".pyc", "annotated/__init__.pyi", "/METADATA", ".zip")
 print(sorted(new), [p for p in opened if not p.endswith(known) and ".pyc." not in p])
 """
 
