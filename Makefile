@@ -75,7 +75,7 @@ sync: setup  ## execute, normalise and export all pages (PAGES="05 06": these); 
 export: setup  ## export the modules only, without executing
 	$(PYTHON) tools/sync.py --export $(PAGES)
 
-bench: setup _build/bench/ready  ## speed beside its peers on a quiet machine: about half an hour (python -m benchmarks --help)
+bench: setup _build/bench/ready  ## speed beside its peers on a quiet machine: three quarters of an hour (python -m benchmarks --help)
 	env -u OMP_NUM_THREADS -u GOMP_SPINCOUNT _build/bench/venv/bin/python -m benchmarks $(BENCH)
 
 _build/bench/ready: .venv/ready pyproject.toml  # the peers, in an environment of their own that sees the packages of .venv
