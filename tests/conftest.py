@@ -19,7 +19,8 @@ settings.load_profile("gate")
 PACKAGE = Path(__file__).resolve().parent.parent / "annotated"
 with_shapes = [".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
                for path in PACKAGE.rglob("[!_]*.py") if "jaxtyping" in path.read_text("utf-8")]
-jaxtyping.install_import_hook(with_shapes, "beartype.beartype")  # before the package is imported
+# before the package is imported
+jaxtyping.install_import_hook(with_shapes, "typechecking.typechecked")
 sys.path[:0] = [str(PACKAGE.parent / name) for name in ("tools", "experiments")]
 
 from browsing import browser, serve, site  # noqa: E402, F401

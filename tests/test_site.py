@@ -161,7 +161,10 @@ def test_every_control_changes_the_drawing_by_keyboard(show, name):
     assert page.mistakes == []
 
 
-LABEL = "figure => getComputedStyle(figure.querySelector('.chart-live svg text')).fill"
+LABEL = """figure => {
+  const axis = figure.querySelector('.chart-live svg .role-axis-label text');
+  return getComputedStyle(axis || figure.querySelector('.chart-live svg text')).fill;
+}"""
 
 
 def brightness(colour):
