@@ -43,13 +43,14 @@ class Look:
 
     def charts(self):
         """{heading: chart}: every head with menus, all heads at once, and the replay."""
-        fed = ["<begin>", *self.written[:-1]]
-        rows = {"encoder": self.source, "decoder": fed, "cross": self.written}
-        queries = {name: rows[name.split()[0]] for name in self.weights}
+        fed = ["<s>", *self.written[:-1]]
+        steps = [f"{token} → {after}" for token, after in zip(fed, self.written, strict=True)]
+        queries = {name: self.source if name.startswith("encoder") else steps
+                   for name in self.weights}
         keys = {name: fed if name.startswith("decoder") else self.source for name in self.weights}
         last_first = dict(reversed(self.weights.items()))
         views = {"One head at a time": attention_explorer(last_first, keys, queries)}
-        for kind in rows:
+        for kind in ("encoder", "decoder", "cross"):
             some = {name: w for name, w in self.weights.items() if name.split()[0] == kind}
             views[f"All heads: {kind}"] = charts.attention_overview(some, title=kind)
         cross = {name: w for name, w in last_first.items() if name.startswith("cross")}

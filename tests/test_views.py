@@ -42,16 +42,17 @@ def test_what_is_shown_is_what_the_model_did(saved, beam):
         assert [value for _, value in step] == pytest.approx(row.topk(5).values.tolist(), rel=1e-5)
 
 
-def test_rows_are_what_asks_and_columns_are_what_is_looked_at(saved):
+def test_rows_are_queries_and_columns_are_keys(saved):
     seen = look(SENTENCE, saved)
     chart = seen.charts()["One head at a time"].to_dict()
     params = {param["name"]: param.get("value") for param in chart["params"]}
-    fed = ["<begin>", *seen.written[:-1]]
+    fed = ["<s>", *seen.written[:-1]]
+    steps = [f"{token} → {after}" for token, after in zip(fed, seen.written, strict=True)]
     rows = dict(zip(params["layers"], params["queries"], strict=True))
     columns = dict(zip(params["layers"], params["keys"], strict=True))
     assert params["layers"][0] == "cross 2", "the block that is looked at most is shown first"
-    assert rows["cross 1"] == seen.written and columns["cross 1"] == seen.source
-    assert rows["decoder 1"] == columns["decoder 1"] == fed
+    assert rows["cross 1"] == rows["decoder 1"] == steps
+    assert columns["cross 1"] == seen.source and columns["decoder 1"] == fed
     assert rows["encoder 1"] == columns["encoder 1"] == seen.source
 
 
