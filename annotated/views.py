@@ -41,19 +41,24 @@ class Look:
     weights: dict  # {block: (h, queries, keys)}: "encoder 1", "decoder 1", "cross 1", …
     likeliest: list  # for each step the five likeliest tokens, as pairs (token, probability)
 
-    def charts(self):
-        """{heading: chart}: every head with menus, all heads at once, and the replay."""
+    def heads(self, title=None):
+        """One head at a time, with menus; a decoder's row says what is fed in and written."""
         fed = ["<s>", *self.written[:-1]]
         steps = [f"{token} → {after}" for token, after in zip(fed, self.written, strict=True)]
         queries = {name: self.source if name.startswith("encoder") else steps
                    for name in self.weights}
         keys = {name: fed if name.startswith("decoder") else self.source for name in self.weights}
-        last_first = dict(reversed(self.weights.items()))
-        views = {"One head at a time": attention_explorer(last_first, keys, queries)}
+        return attention_explorer(dict(reversed(self.weights.items())), keys, queries, title,
+                                  query_label="query (decoder: fed in → written)")
+
+    def charts(self):
+        """{heading: chart}: every head with menus, all heads at once, and the replay."""
+        views = {"One head at a time": self.heads()}
         for kind in ("encoder", "decoder", "cross"):
             some = {name: w for name, w in self.weights.items() if name.split()[0] == kind}
             views[f"All heads: {kind}"] = charts.attention_overview(some, title=kind)
-        cross = {name: w for name, w in last_first.items() if name.startswith("cross")}
+        cross = {name: self.weights[name] for name in reversed(self.weights)
+                 if name.startswith("cross")}
         views["Step by step"] = decode_stepper(self.written, self.likeliest, self.source, cross)
         return views
 
