@@ -8,10 +8,17 @@ __all__ = []
 # %% ../../notebooks/69_sentencepiece.ipynb #sp000007
 import base64
 import io
+import re
 from itertools import chain
 from pathlib import Path
 
-from annotated.data.base_tokenizer import SPECIAL_PIECES, Tokenizer, check_pairs, check_texts
+from annotated.data.base_tokenizer import (
+    SPECIAL_PIECES,
+    UNKNOWN,
+    Tokenizer,
+    check_pairs,
+    check_texts,
+)
 from annotated.files import optional
 
 # %% ../../notebooks/69_sentencepiece.ipynb #sp000021
@@ -28,6 +35,14 @@ def _learn(pairs, vocab_size, model, lowercase):
                          f"pairs ({error})") from error
     return written.getvalue()
 
+# %% ../../notebooks/69_sentencepiece.ipynb #sp000022
+def _processor(model):
+    """The package's processor for the bytes of a model; ValueError for bytes that are none."""
+    try:
+        return optional("sentencepiece").SentencePieceProcessor(model_proto=model)
+    except RuntimeError as error:
+        raise ValueError(f"this is no SentencePiece model ({error})") from error
+
 # %% ../../notebooks/69_sentencepiece.ipynb #sp000002
 class SentencePieceTokenizer(Tokenizer):
     """Pieces as the package `sentencepiece` cuts them, from a model that it learnt (5.1).
@@ -37,11 +52,7 @@ class SentencePieceTokenizer(Tokenizer):
     """
 
     def __init__(self, model):
-        self.proto = model
-        try:
-            self.library = optional("sentencepiece").SentencePieceProcessor(model_proto=model)
-        except RuntimeError as error:
-            raise ValueError(f"this is no SentencePiece model ({error})") from error
+        self.proto, self.library = model, _processor(model)
         unknown, special = self.library.unk_id(), len(SPECIAL_PIECES)
         ordinary = [index for index in range(len(self.library))
                     if index != unknown and not self.library.is_control(index)]
@@ -86,3 +97,44 @@ class SentencePieceTokenizer(Tokenizer):
     @classmethod
     def from_dict(cls, data):
         return cls(base64.b64decode(data["proto"], validate=True))
+
+# %% ../../notebooks/69_sentencepiece.ipynb #sp000023
+class MarianTokenizer(Tokenizer):
+    """A SentencePiece model for each language and one vocabulary for both, as Marian's models have.
+
+    models: bytes of the files for source and target; pieces: those of the ids from 4 on; languages:
+    of source and target. A text may begin with the code of a target language, such as `>>deu<<`.
+    """
+
+    def __init__(self, models, pieces, languages):
+        self.models, self.languages = list(models), tuple(languages)
+        self.processors = [_processor(model) for model in self.models]
+        self.table = [*SPECIAL_PIECES, *pieces]
+        self.ids = {piece: index for index, piece in enumerate(self.table) if index > UNKNOWN}
+
+    def normalized(self, texts, language=None):
+        return check_texts(texts)
+
+    def encode_batch(self, texts, language=None):
+        """The ids of many texts, by default in the language of the source."""
+        if language not in (None, *self.languages):
+            raise ValueError(f"language {language!r} is not one of this tokenizer's: give one of "
+                             f"{', '.join(map(str, self.languages))}")
+        processor, texts = self.processors[language == self.languages[1]], check_texts(texts)
+        codes = [re.match(">>.*?<<|", text)[0] for text in texts]
+        rest = [text.removeprefix(code) for text, code in zip(texts, codes, strict=True)]
+        return [[self.ids.get(piece, UNKNOWN) for piece in [code] * bool(code) + pieces]
+                for code, pieces in zip(codes, processor.encode(rest, out_type=str), strict=True)]
+
+    def decode(self, ids):
+        return self.processors[1].decode_pieces(self.pieces(self.content_ids(ids)))
+
+    def as_dict(self):
+        return {"kind": "marian", "pieces": self.table[len(SPECIAL_PIECES):],
+                "models": [base64.b64encode(model).decode("ascii") for model in self.models],
+                "languages": self.languages}
+
+    @classmethod
+    def from_dict(cls, data):
+        return cls([base64.b64decode(model, validate=True) for model in data["models"]],
+                   data["pieces"], data["languages"])

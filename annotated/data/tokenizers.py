@@ -21,7 +21,7 @@ from annotated.data.base_tokenizer import END as END
 from annotated.data.base_tokenizer import PAD as PAD
 from annotated.data.base_tokenizer import SPECIAL_PIECES, UNKNOWN, Tokenizer, training_texts
 from annotated.data.normalization import MARKS, Normalizer, frequent_marks
-from annotated.data.sentencepiece import SentencePieceTokenizer
+from annotated.data.sentencepiece import MarianTokenizer, SentencePieceTokenizer
 
 # %% ../../notebooks/12_tokenizers.ipynb #22f15adc
 UNSPACED = {"zh", "ja", "th", "lo", "km", "my"}  # languages whose words are not parted by spaces
@@ -286,7 +286,7 @@ def _readable(data):
 # %% ../../notebooks/12_tokenizers.ipynb #9b0d180c
 # {"kind" of `as_dict`: class}; a class of your own is added by assignment
 TOKENIZERS = {"words": WordTokenizer, "subwords": SubwordTokenizer,
-              "sentencepiece": SentencePieceTokenizer}
+              "sentencepiece": SentencePieceTokenizer, "marian": MarianTokenizer}
 
 # %% ../../notebooks/12_tokenizers.ipynb #9b0d180d
 def fit_tokenizer(name, corpus, vocab_size, **form):

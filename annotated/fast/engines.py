@@ -20,11 +20,11 @@ from pathlib import Path
 import torch
 
 from annotated import files
-from annotated.data.tokenizers import BEGIN, END
+from annotated.data.tokenizers import BEGIN, END, UNKNOWN, WordTokenizer
 from annotated.interop.ctranslate2 import export_to_ctranslate2, translate_ids
-from annotated.interop.hf_tokenizers import library_form
 from annotated.interop.hugging_face import export_to_hugging_face
 from annotated.results import describe_machine, read_json
+from annotated.training.builders import builder_of
 from annotated.training.loop import evaluating
 from annotated.translation.search import encode_texts, search
 
@@ -63,46 +63,52 @@ def _torch_engine(saved, precision):
 _QUANTIZATION = {"fp32": None, "bf16": "bfloat16", "int8": "int8"}  # CTranslate2's words
 
 
-def _kept_as(saved, name):
-    """The path where something made from a checkpoint is kept; it depends on the weights."""
-    digest = hashlib.sha256(repr((saved.model.config, saved.tokenizer.as_dict())).encode())
-    for key, weight in sorted(saved.model.state_dict().items()):
+def _kept_as(model, name):
+    """The path where something made from a model is kept; it depends on the weights."""
+    digest = hashlib.sha256(repr((builder_of(model), model.config)).encode())
+    for key, weight in sorted(model.state_dict().items()):
         digest.update(key.encode() + weight.detach().float().cpu().numpy().tobytes())
     return files.data_root() / "engines" / f"{name}-{digest.hexdigest()[:16]}"
 
 
 # %% ../../notebooks/91_engines.ipynb #en0000s0
-def _converted(saved, precision):
-    """The CTranslate2 folder of a checkpoint, made if it is missing."""
-    folder = _kept_as(saved, f"ctranslate2-{precision}")
+def _names(model):
+    """A tokenizer that names each id by its number, since CTranslate2 translates names, not ids."""
+    return WordTokenizer([str(index) for index in range(UNKNOWN + 1, model.config.vocab_size)])
+
+
+def _converted(model, precision):
+    """The CTranslate2 folder of a model, made if it is missing."""
+    folder = _kept_as(model, f"ctranslate2-{precision}")
     if not folder.exists():
         with tempfile.TemporaryDirectory() as temporary:
             exported = Path(temporary) / "hugging_face"
-            export_to_hugging_face(saved.model, saved.tokenizer, exported)
+            export_to_hugging_face(model, _names(model), exported)
             export_to_ctranslate2(exported, folder, _QUANTIZATION[precision])
     return folder
 
 # %% ../../notebooks/91_engines.ipynb #en0000s1
 def _ctranslate2_engine(saved, precision):
     """A function like `search` that calls CTranslate2, with a worker for each thread."""
-    folder = _converted(saved, precision)
+    folder = _converted(saved.model, precision)
     from ctranslate2 import Translator  # the conversion reports that it is missing
 
     device = next(saved.model.parameters()).device.type
     translator = Translator(str(folder), device, inter_threads=torch.get_num_threads(),
                             intra_threads=1)
-    form = library_form(saved.tokenizer)
-    pieces = lambda ids: [form.id_to_token(index) for index in ids]  # noqa: E731
+    names = _names(saved.model).table
+    ids = {name: index for index, name in enumerate(names)}
 
     def translations(sources, beam, alpha, extra=50):
         limits = [len(row) + extra for row in sources]
         if max(limits) > saved.model.config.max_length:  # its table of positions ends there
             return search(saved.model, sources, beam, alpha)
-        rows = translate_ids(translator, form, sources, max(limits), beam, alpha)
+        rows = translate_ids(translator, ids, sources, max(limits), beam, alpha)
         return [row[:limit] for row, limit in zip(rows, limits, strict=True)]
 
     def score(source, target):
-        return translator.score_batch([pieces(source)], [pieces(target[:-1])])[0].log_probs
+        pair = [[names[index] for index in row] for row in (source, target[:-1])]
+        return translator.score_batch(pair[:1], pair[1:])[0].log_probs
 
     return Engine("ctranslate2", precision, translations, score)
 
@@ -156,7 +162,7 @@ def quickest_engine(saved, precision, sources):
     The measured times are kept in the data folder, unless an engine could not be tried, because
     its package may be installed later. ValueError if no engine computes the model.
     """
-    path = _kept_as(saved, f"seconds-{precision}").with_suffix(".json")
+    path = _kept_as(saved.model, f"seconds-{precision}").with_suffix(".json")
     machine = describe_machine(next(saved.model.parameters()).device)
     kept, reasons = read_json(path) if path.is_file() else {}, {}
     if kept.get("machine") != machine:

@@ -59,8 +59,9 @@ def export_to_ctranslate2(hf_folder, folder, quantization=None):
     model.optimize(quantization=quantization)
     with whole_folder(folder) as part:
         model.save(str(part))
-        for name in ("tokenizer.json", "tokenizer_config.json", "README.md"):
-            shutil.copyfile(Path(hf_folder) / name, part / name)
+        others = {"config.json", "generation_config.json", "model.safetensors"}
+        for path in (path for path in Path(hf_folder).iterdir() if path.name not in others):
+            shutil.copyfile(path, part / path.name)
 
 # %% ../../notebooks/97_ctranslate2.ipynb #96971ff0
 def _cut(rows, limits):
@@ -70,18 +71,20 @@ def _cut(rows, limits):
             for row, end, limit in zip(rows, ends, limits, strict=True)]
 
 
-def translate_ids(translator, form, rows, limit=256, beam=1, alpha=0.6):
+def translate_ids(translator, ids, rows, limit=256, beam=1, alpha=0.6):
     """Translations by a `ctranslate2.Translator`: ids with END -> ids without it.
 
-    alpha: the power of the length by which CTranslate2 divides the log-probability in a beam.
+    ids: {name that the converted model has for an id: the id}, in the order of the ids; alpha: the
+    power of the length by which CTranslate2 divides the log-probability in a beam.
     """
-    tokens = [[form.id_to_token(index) for index in row] for row in rows]
-    special = [[form.id_to_token(index)] for index in (PAD, BEGIN)]
+    names = list(ids)
+    tokens = [[names[index] for index in row] for row in rows]
+    special = [[names[index]] for index in (PAD, BEGIN)]
     share = math.ceil(len(rows) / translator.num_translators)  # so that no worker is idle
     results = translator.translate_batch(tokens, beam_size=beam, length_penalty=alpha,
                                          max_decoding_length=limit, max_batch_size=min(64, share),
                                          suppress_sequences=special)
-    return [[form.token_to_id(token) for token in result.hypotheses[0]] for result in results]
+    return [[ids[token] for token in result.hypotheses[0]] for result in results]
 
 # %% ../../notebooks/97_ctranslate2.ipynb #f6433a87
 def check_export(model, tokenizer, hf_folder, sentences, language="en", ctranslate2_folder=None,
@@ -125,7 +128,8 @@ def check_export(model, tokenizer, hf_folder, sentences, language="en", ctransla
     if ctranslate2_folder is not None:
         from ctranslate2 import Translator
         translator = Translator(str(ctranslate2_folder), intra_threads=torch.get_num_threads())
-        fast = _cut(translate_ids(translator, form.backend_tokenizer, rows, max(limits)), limits)
+        names = {form.convert_ids_to_tokens(index): index for index in range(len(form))}
+        fast = _cut(translate_ids(translator, names, rows, max(limits)), limits)
         result["same greedy output of CTranslate2"] = sum(
             row == ours[i] for i, row in enumerate(fast))
     return result

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from annotated.data.normalization import CLEANING, Normalizer
+from annotated.data.sentencepiece import MarianTokenizer
 from annotated.data.tokenizers import (
     BEGIN,
     END,
@@ -23,6 +24,7 @@ from annotated.data.tokenizers import (
     library_tokenizer,
 )
 from annotated.files import write_json
+from annotated.results import read_json
 
 # %% ../../notebooks/64_hf_tokenizers.ipynb #27ea1bb8
 def _normalizers(tokenizer):
@@ -128,3 +130,25 @@ def book_tokenizer(folder):
         raise ValueError(f"{folder}: tokenizer.json is not one that export_to_hugging_face wrote "
                          f"({error!r:.200})") from None
     return tokenizer
+
+# %% ../../notebooks/64_hf_tokenizers.ipynb #ht000032
+MARIAN_MODELS = "source.spm", "target.spm"
+
+
+def marian_tokenizer(folder, ids):
+    """The tokenizer in a folder of a Marian model; ids: Marian's id for each id here."""
+    fields = read_json(folder / "tokenizer_config.json")
+    names = {index: piece for piece, index in read_json(folder / "vocab.json").items()}
+    pieces = [names.get(index, f"⟨unused {index}⟩") for index in ids[len(SPECIAL_PIECES):]]
+    return MarianTokenizer([(folder / name).read_bytes() for name in MARIAN_MODELS], pieces,
+                           (fields.get("source_lang"), fields.get("target_lang")))
+
+
+def write_marian(tokenizer, folder, languages, max_length):
+    """Write the files of Transformers' `MarianTokenizer`; arguments as for `write_tokenizer`."""
+    for name, model in zip(MARIAN_MODELS, tokenizer.models, strict=True):
+        (folder / name).write_bytes(model)
+    write_json(folder / "vocab.json", {piece: i for i, piece in enumerate(tokenizer.table)})
+    write_json(folder / "tokenizer_config.json", {
+        "tokenizer_class": "MarianTokenizer", "bos_token": SPECIAL_PIECES[BEGIN],
+        "model_max_length": max_length, "source_lang": languages[0], "target_lang": languages[1]})

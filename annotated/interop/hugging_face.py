@@ -16,9 +16,16 @@ from safetensors import SafetensorError
 from safetensors.torch import save
 from torch import Tensor
 
+from annotated.data.sentencepiece import MarianTokenizer
 from annotated.data.tokenizers import BEGIN, END, PAD, UNKNOWN, SubwordTokenizer, WordTokenizer
 from annotated.files import whole_folder, write_json
-from annotated.interop.hf_tokenizers import book_tokenizer, write_tokenizer
+from annotated.interop.hf_tokenizers import (
+    MARIAN_MODELS,
+    book_tokenizer,
+    marian_tokenizer,
+    write_marian,
+    write_tokenizer,
+)
 from annotated.model.positional import sinusoidal_encoding
 from annotated.model.transformer import Transformer, TransformerConfig
 from annotated.results import read_json
@@ -128,8 +135,8 @@ def from_marian(marian, config, activation="relu", ids=slice(None)):
 def model_card(config, tokenizer, source_language="en", target_language="de", data=None,
                metric=None, signature=None):
     """The text of an exported model's README.md; anything not given reads "not stated"."""
-    kind = {"bpe": "byte-pair encoding", "wordpiece": "WordPiece"}
-    kind = kind.get(getattr(tokenizer, "model", None), "words")
+    kind = {"bpe": "byte-pair encoding", "wordpiece": "WordPiece", "marian": "SentencePiece"}
+    kind = kind.get(getattr(tokenizer, "model", tokenizer.as_dict()["kind"]), "words")
     vocabulary = f"{len(tokenizer):,} ids, {kind}, one for both languages"
     sizes = ", ".join(f"{name}={getattr(config, name):,}" for name in ("N", "d_model", "d_ff", "h"))
     data, metric, signature = (" ".join(str(text).split()) if text else "not stated"
@@ -167,11 +174,11 @@ that engine's own converter takes another start for granted.{caution}
 # %% ../../notebooks/25_hugging_face.ipynb #bc3db665
 def _activation(model, tokenizer):
     """The activation of a model that Marian supports; TypeError or ValueError for any other."""
-    kinds = WordTokenizer, SubwordTokenizer
+    kinds = WordTokenizer, SubwordTokenizer, MarianTokenizer
     if not isinstance(model, Transformer) or not isinstance(tokenizer, kinds):
         got = f"{type(model).__name__} and {type(tokenizer).__name__}"
-        raise TypeError(f"got {got}: give the WordTokenizer or SubwordTokenizer of a Transformer "
-                        "(model.module of a distributed one), and that")
+        raise TypeError(f"got {got}: give a Transformer (model.module of a distributed one), and a "
+                        f"{' or '.join(kind.__name__ for kind in kinds)}")
     name = builder_of(model) if builder_of(model) in MARIAN else "transformer"
     if part := foreign_part(model, BUILDERS[name]):
         raise ValueError(f"the builder {name!r} would not make {part}, and Marian has no such part")
@@ -203,7 +210,8 @@ def export_to_hugging_face(model, tokenizer, folder, *, source_language="en", ta
         (part / "model.safetensors").write_bytes(tensors)
         write_json(part / "config.json", fields)
         write_json(part / "generation_config.json", decoding)
-        write_tokenizer(tokenizer, part, (source_language, target_language), config.max_length)
+        write = write_marian if isinstance(tokenizer, MarianTokenizer) else write_tokenizer
+        write(tokenizer, part, (source_language, target_language), config.max_length)
         (part / "README.md").write_text(card, encoding="utf-8")
 
 # %% ../../notebooks/25_hugging_face.ipynb #hf100001
@@ -240,7 +248,7 @@ def import_from_hugging_face(folder):
     """The `Checkpoint` of a folder with a Marian model, with its languages among its facts.
 
     The folder was written by `export_to_hugging_face`, or by Transformers for any Marian model. The
-    tokenizer is None if it is of another library. Needs the package transformers. Raises OSError or
+    tokenizer is None if there is none. Needs the package transformers. Raises OSError or
     ValueError, naming the file and the field or weight that is missing or not supported.
     """
     folder, marian = Path(folder), _read_marian(folder)
@@ -254,19 +262,17 @@ def import_from_hugging_face(folder):
     if path.is_file():
         fields = read_json(path)
         info = {f"{side}_language": fields.get(f"{side}_lang") for side in ("source", "target")}
-        tokenizer = None if (folder / "source.spm").is_file() else book_tokenizer(folder)
+        of_marian = (folder / MARIAN_MODELS[0]).is_file()
+        tokenizer = marian_tokenizer(folder, ids) if of_marian else book_tokenizer(folder)
     return Checkpoint(model.eval(), tokenizer, info)
 
 # %% ../../notebooks/25_hugging_face.ipynb #hf100005
 def load_for_training(folder):
     """The `Checkpoint` in a folder, one of ours or a Marian model, in single precision.
 
-    Raises as `load_checkpoint` and `import_from_hugging_face` do, and ValueError for a tokenizer
-    that cannot be read, because without it the ids have no meaning.
+    Raises as `load_checkpoint` and `import_from_hugging_face` do.
     """
     if (Path(folder) / MANIFEST).is_file():
         return load_checkpoint(folder)
     saved = import_from_hugging_face(folder)
-    if saved.tokenizer is None and (Path(folder) / "source.spm").is_file():
-        raise ValueError(f"{folder}: source.spm is of SentencePiece, which cannot be read here")
     return replace(saved, model=saved.model.float())

@@ -1,28 +1,30 @@
 """Exports compute what the model computes, and come back; a model of Transformers is fine-tuned."""
 
 import copy
+import io
 import json
 from functools import partial
 
 import pytest
 import safetensors.torch
+import sentencepiece
 import torch
 import transformers
 import yaml
 from helpers import PAIRS, run_python
 from small_exports import BPE, TOKENIZERS, copy_of, model_that_writes, random_batch, small_model
 from test_cli import write_corpus
-from transformers import AutoTokenizer, MarianConfig, MarianMTModel
+from transformers import AutoTokenizer, MarianConfig, MarianMTModel, MarianTokenizer
 
 from annotated.cli import main
 from annotated.data.batches import pad
 from annotated.data.prepared import prepare_corpus
-from annotated.data.tokenizers import BEGIN, END, PAD
+from annotated.data.tokenizers import BEGIN, END, PAD, UNKNOWN
 from annotated.interop import hugging_face as hf
 from annotated.interop.hugging_face import export_to_hugging_face, import_from_hugging_face
 from annotated.training.builders import builder_of
 from annotated.training.checkpoints import load_checkpoint, save_checkpoint
-from annotated.translation.search import beam_search, greedy_decode
+from annotated.translation.search import beam_search, greedy_decode, translate
 
 transformers.logging.disable_progress_bar()
 transformers.logging.set_verbosity_error()
@@ -201,6 +203,57 @@ def test_an_export_and_a_checkpoint_of_ours_are_fine_tuned_with_their_tokenizer(
     assert abs(losses[1] - losses[0]) < 0.5, "it began anew"
 
 
+def opus_mt(folder):
+    """A random model with the files of OPUS-MT: a SentencePiece model a side, ids in vocab.json."""
+    folder.mkdir()
+    ids = {"</s>": 0, "<unk>": 1, ">>deu<<": 2}
+    for side, texts in zip(("source", "target"), zip(*PAIRS, strict=True), strict=True):
+        model = io.BytesIO()
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(texts * 3), model_writer=model, vocab_size=90,
+            hard_vocab_limit=False, minloglevel=2)
+        (folder / f"{side}.spm").write_bytes(model.getvalue())
+        pieces = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+        for index in range(3, len(pieces)):
+            ids.setdefault(pieces.id_to_piece(index), len(ids))
+    (folder / "vocab.json").write_text(json.dumps(ids | {"<pad>": len(ids)}), encoding="utf-8")
+    random_marian(folder, size=len(ids) + 1)
+    (folder / "tokenizer_config.json").write_text('{"source_lang": "en", "target_lang": "de"}')
+    return folder
+
+
+def test_a_model_of_opus_mt_brings_its_tokenizer(tmp_path, prepared):
+    start = opus_mt(tmp_path / "hf")
+    saved, marian = import_from_hugging_face(start), MarianMTModel.from_pretrained(start).eval()
+    save_checkpoint(tmp_path / "ours", saved.model, saved.tokenizer, **saved.info)
+    tuned = fine_tuned(prepared, start, tmp_path / "tuned")
+    assert tuned.info["log"][-1]["valid_loss"] < tuned.info["log"][0]["valid_loss"]
+    main(["export", str(tmp_path / "tuned"), "--out", str(tmp_path / "back")])
+    tokenizers = (saved.tokenizer, load_checkpoint(tmp_path / "ours").tokenizer, tuned.tokenizer,
+                  import_from_hugging_face(tmp_path / "back").tokenizer)
+    ids = hf.marian_ids(marian.config, start)
+    for folder, known in ((start, ids), (tmp_path / "back", range(len(ids)))):
+        theirs = MarianTokenizer.from_pretrained(folder)
+        for source, target in [*PAIRS, ("", ""), (">>deu<< 犬 two  spaces", "½ ﬁre")]:
+            row = theirs(source, text_target=target)
+            for tokenizer in tokenizers:
+                ours = [[*tokenizer.encode(text, language), END]
+                        for text, language in ((source, "en"), (target, "de"))]
+                assert [[known[i] for i in each] for each in ours] == [row["input_ids"],
+                                                                     row["labels"]]
+                if UNKNOWN not in ours[1]:
+                    text = theirs.decode(row["labels"], skip_special_tokens=True)
+                    assert tokenizer.decode(ours[1]) == text
+    with pytest.raises(ValueError, match="language 'fr' is not one of this tokenizer's: give one"):
+        saved.tokenizer.encode("le chien", "fr")
+    theirs = MarianTokenizer.from_pretrained(start)
+    written = marian.generate(**theirs(PAIRS[0][0], return_tensors="pt"), num_beams=1,
+                              max_new_tokens=9, bad_words_ids=[[len(ids) - 2]])[0]
+    text = theirs.decode(written, skip_special_tokens=True)
+    (ours,) = translate([PAIRS[0][0]], saved.model, saved.tokenizer)
+    assert len(text) > 5 and ours.startswith(text)
+
+
 @pytest.mark.parametrize("words, message", [
     (["--d-model", "32"], "leave out the model's sizes"),
     (["--builder", "marian-gelu"], "--from brings model and tokenizer"),
@@ -215,15 +268,14 @@ def test_options_that_contradict_the_start_are_refused(
 def test_a_corpus_of_another_tokenizer_is_refused(tmp_path, prepared, capsys):
     random_marian(tmp_path / "hf")
     random_marian(tmp_path / "small", size=99)
-    random_marian(tmp_path / "spm")
-    (tmp_path / "spm" / "source.spm").write_bytes(b"x")
+    (opus_mt(tmp_path / "spm") / "source.spm").write_bytes(b"x")
     words = TOKENIZERS["words"]
     export_to_hugging_face(small_model(vocab_size=len(words)), words, tmp_path / "words")
     for start, corpus, message in (
             ("none", "", "config.json"), ("hf", "", "no tokenizer"),
             ("words", "prepared", "with another tokenizer"),
             ("small", "prepared", "with another tokenizer"),
-            ("spm", "prepared", "source.spm is of SentencePiece")):
+            ("spm", "", "this is no SentencePiece model")):
         with pytest.raises(SystemExit):
             fine_tuned(prepared / corpus, tmp_path / start, tmp_path / "out")
         assert message in capsys.readouterr().err
@@ -244,7 +296,7 @@ def with_rms_norm():
     *((partial(small_model, **{name: value}), BPE, f"{name}={value!r} cannot be exported")
       for name, value in (("positions", "learned"), ("d_k", 3), ("pad_id", 3))),
     (with_rms_norm, BPE, "residual.0.norm, which is a RMSNorm.*Marian has no such"),
-    (partial(torch.nn.Linear, 2, 2), BPE, "got Linear and SubwordTokenizer: give the"),
+    (partial(torch.nn.Linear, 2, 2), BPE, "got Linear and SubwordTokenizer: give a"),
     (small_model, None, "got Transformer and NoneType"),
     (small_model, TOKENIZERS["wordpiece"], "pieces, the model vocab_size=")])
 def test_what_marian_cannot_express_is_named(tmp_path, build, tokenizer, message):
