@@ -1,22 +1,21 @@
 """Translations of one trained model in each precision, for page 24: a few minutes on 1 core.
 
-    python experiments/precision.py FOLDER OUT.json CHECKPOINT…
+    python experiments/precision.py FOLDER OUT.json MODEL
 
 FOLDER holds the corpus as files of lines (_build/multi30k_record/data, once
-experiments/multi30k_record.sh has run), the mean of the checkpoints is the model. Each engine
-translates the validation split in each precision, greedily and with a beam of four: BLEU, and how
-many translations are those of the plain model.
+experiments/multi30k_record.sh has run), MODEL is a saved model. Each engine translates the
+validation split in each precision, greedily and with a beam of four: BLEU, and how many
+translations are those of the plain model.
 """
 
 import sys
 import time
-from pathlib import Path
 
 from annotated.data.corpora import load_corpus
 from annotated.fast.engines import ENGINES, TOLERANCE, make_engine
 from annotated.files import write_json
 from annotated.results import describe_machine, provenance
-from annotated.training.checkpoints import average_checkpoints, load_checkpoint
+from annotated.training.checkpoints import load_checkpoint
 from annotated.translation.scores import bleu_report
 from annotated.translation.search import translate
 
@@ -49,22 +48,19 @@ def measure(saved, pairs, beams=(1, 4)):
     return {"sentences": len(pairs), "metric": score.signature, "translations": scores}
 
 
-def main(folder, out, *checkpoints):
-    saved = load_checkpoint(checkpoints[-1])
-    saved.model.load_state_dict(average_checkpoints(checkpoints))
+def main(folder, out, model):
+    saved = load_checkpoint(model)
     pairs = load_corpus(folder, source_language="en", target_language="de").valid
     config = saved.model.config
     write_json(out, {
         "what": "one trained model with its products in different precisions",
         "data": "Multi30k English to German, val, as scored",
-        "model": f"{config.N} + {config.N} layers of width {config.d_model}, "
-                 f"mean of {len(checkpoints)} checkpoints, "
-                 f"{Path(checkpoints[0]).name} to {Path(checkpoints[-1]).name}",
+        "model": f"{model}: {config.N} + {config.N} layers of width {config.d_model}",
         **measure(saved, pairs), "machine": describe_machine(),
         "command": "python experiments/precision.py", **provenance()})
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 4:
+    if len(sys.argv) != 4:
         raise SystemExit(__doc__)
     main(*sys.argv[1:])
