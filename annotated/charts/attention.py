@@ -78,9 +78,9 @@ def _draw_panels(panels, keys, queries, labels, top, title, titles, columns):
             continue
         image = _draw_heatmap(ax, panels[i], keys, queries, labels, top, False, cell, size)
         ax.set_title(titles[i], fontsize=9.5, loc="center", pad=5)
-        first, left = i < columns, i % columns == 0
-        ax.tick_params(labeltop=first, labelleft=left)
-        ax.set(xlabel=labels[0] if first else "", ylabel=labels[1] if left else "")
+        left = i % columns == 0
+        ax.tick_params(labeltop=True, labelleft=left)
+        ax.set(xlabel=labels[0] if i < columns else "", ylabel=labels[1] if left else "")
     figure.suptitle(f"{title}\n" if title else "", x=0.01, ha="left", linespacing=0.6)
     figure.colorbar(image, ax=grid, shrink=0.6, aspect=25, pad=0.02).outline.set_visible(False)
     make_literal(figure)

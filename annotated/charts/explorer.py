@@ -102,7 +102,9 @@ def attention_explorer(weights, keys, queries, title=None, key_label="key", quer
                         _token_axis("keys[at]", key_label, "key_text", "top"))
     menus, lists = _layer_menu(weights, keys, queries)
     menus.append(_menu("head", [str(head + 1) for head in range(heads)]))
-    return dressed(chart.add_params(*menus), title, lists)
+    heading = alt.ExprRef("before + layer + ', head ' + head")
+    lists["before"] = f"{as_text(title)} – " if title else ""
+    return dressed(chart.add_params(*menus), title, lists).properties(title=alt.Title(heading))
 
 # %% ../../notebooks/75_explorer.ipynb #2c89c358
 def _candidates(output, likeliest, beams):
@@ -173,7 +175,8 @@ def decode_stepper(output, likeliest, source, cross, beams=None, title=None, sta
         text="written[step - 1]",
     ).mark_text(align="left", baseline="middle", fontSize=13, fill=ink, limit=540).encode(
         x=alt.value(0), text="text:N")
-    panels = alt.hconcat(bars, attention.properties(title="attention at this step"), spacing=40)
+    panels = alt.hconcat(bars, attention.properties(
+        title=alt.Title(alt.ExprRef("layer + ' at this step'"))), spacing=40)
     menus, lists = _layer_menu(weights, keys, queries)
     slider = alt.binding_range(min=1, max=len(output), step=1, name="step ")
     chart = alt.vconcat(line, panels, *held).resolve_scale(color="independent").add_params(
