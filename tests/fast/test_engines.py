@@ -5,6 +5,7 @@ import torch
 from helpers import PAIRS, random_model
 from torch import nn
 
+from annotated.data.sentencepiece import SentencePieceTokenizer
 from annotated.data.tokenizers import END, WordTokenizer
 from annotated.fast import engines
 from annotated.fast.engines import TOLERANCE, make_engine
@@ -124,3 +125,11 @@ def test_auto_leaves_out_what_cannot_compute_the_model_and_says_why(
 def test_unknown_names_are_refused(saved, name, precision, message):
     with pytest.raises(ValueError, match=message):
         make_engine(name, saved, precision)
+
+
+def test_ctranslate2_takes_a_model_with_any_tokenizer(saved):
+    pieces = SentencePieceTokenizer.fit(PAIRS, vocab_size=400)
+    model = random_model(len(pieces), seed=2, N=2).eval()
+    engine = make_engine("ctranslate2", Checkpoint(model, pieces, {"source_language": "en"}))
+    sources = [[*pieces.encode(source), END] for source, _ in PAIRS]
+    assert engine.name == "ctranslate2" and engine(sources) == search(model, sources)
