@@ -17,9 +17,18 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from annotated.options import Clean, Export, Looking, Prepare, Translate, command_line, read_options
+from annotated.options import (
+    Checking,
+    Clean,
+    Export,
+    Looking,
+    Prepare,
+    Translate,
+    Workbook,
+    command_line,
+    read_options,
+)
 from annotated.reproduce import _train, parse, score, vary
-from annotated.workbook import _check, _workbook
 
 # %% ../notebooks/96_cli.ipynb #tr000004
 def _translate(arguments):
@@ -152,6 +161,36 @@ def _export(arguments):
         print("annotated export: the export does not agree with the checkpoint, see above",
               file=sys.stderr)
     return 0 if facts["passed"] else 1
+
+# %% ../notebooks/96_cli.ipynb #wbc00002
+def _workbook(arguments):
+    """Write the book with its code left for you to write."""
+    options = read_options(Workbook, "workbook", arguments)
+    from annotated.workbook import write_workbook
+
+    write_workbook(options.folder, options.page, options.solutions)
+    print(f"{options.folder}: open its notebooks in JupyterLab")
+
+# %% ../notebooks/96_cli.ipynb #wbc00003
+def _check(arguments):
+    """Check the parts that you wrote in the workbook."""
+    options = read_options(Checking, "check", arguments)
+    from annotated import files
+    from annotated.workbook import check_notebook, check_submissions
+
+    if options.csv:
+        files.check_output(options.csv)
+        files.write_text(options.csv, check_submissions(options.path, options.limit))
+        return 0
+    paths = sorted(options.path.glob("*.ipynb")) if options.path.is_dir() else [options.path]
+    verdicts = [verdict for path in paths
+                for verdict in check_notebook(path, options.limit).items()]
+    if not verdicts:
+        raise ValueError(f"{options.path} holds no part that has a check: give a notebook of the "
+                         "workbook, or its folder")
+    for name, told in verdicts:
+        print(f"✓ {name} is right" if told is None else f"✗ {name}: {told}")
+    return int(any(told is not None for _, told in verdicts))
 
 # %% ../notebooks/96_cli.ipynb #0f75fb0b
 COMMANDS = {command.__name__.strip("_"): command for command in (

@@ -252,3 +252,21 @@ class Vary:
     device: str = "auto"  # cpu, cuda, cuda:1, mps; auto: the first available of cuda, mps, cpu
     steps: int | None = None  # updates of every row, instead of the scale's
     sentences: int | None = None  # of the validation split, instead of the scale's
+
+# %% ../notebooks/79_options.ipynb #op000026
+@dataclass
+class Workbook:
+    """Write the workbook: notebooks in which the code of the library is left for you to write."""
+
+    folder: Positional[Path]  # new folder for the notebooks
+    page: str | None = None  # this page alone, 02 for example
+    solutions: bool = False  # keep the code of the library in place
+
+# %% ../notebooks/79_options.ipynb #op000027
+@dataclass
+class Checking:
+    """Check the parts of a workbook, which runs their code, and say what is wrong."""
+
+    path: Positional[Path]  # a notebook, a folder of them, or with --csv a folder of submissions
+    csv: Path | None = None  # file for a row per submission and a column per check
+    limit: float = 300.0  # seconds that a notebook may take

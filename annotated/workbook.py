@@ -16,14 +16,12 @@ import re
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
-from tyro.conf import Positional
-
-from annotated.files import CHECKOUT, check_output, write_json, write_text
-from annotated.options import read_options
+from annotated.checks import CHECKS, PAGES, exercises, fault
+from annotated.files import CHECKOUT, write_json
 
 # %% ../notebooks/67_workbook.ipynb #wb000006
 DEFINITION, IMPORT = (ast.FunctionDef, ast.ClassDef), (ast.Import, ast.ImportFrom)
@@ -42,8 +40,6 @@ def _stub(code):
 # %% ../notebooks/67_workbook.ipynb #wb000009
 def _hints(node, code):
     """The text above a stub: the names to keep, and three hints that fold open."""
-    from annotated.checks import CHECKS
-
     idea, shapes = inspect.getdoc(CHECKS[node.name]).split("\n\n")[:2]
     kept = sorted({part.attr for part in ast.walk(node) if isinstance(part, ast.Attribute)
                    and isinstance(part.ctx, ast.Store) and ast.unparse(part.value) == "self"})
@@ -66,8 +62,6 @@ def _left_to_write(name, source, module, solutions, own):
 
     own: the names that the notebook defines itself; what calls them stays, and is added.
     """
-    from annotated.checks import CHECKS
-
     code, hints, checks, lines = [], [], [], source.split("\n")
     for node in ast.parse(source).body:
         first = min([node.lineno, *(part.lineno for part in vars(node).get("decorator_list", ()))])
@@ -87,8 +81,6 @@ def _left_to_write(name, source, module, solutions, own):
 # %% ../notebooks/67_workbook.ipynb #wb000046
 def _exercise_cells(page, solutions):
     """The cells that check the answers to the exercises of a page."""
-    from annotated.checks import exercises
-
     found = {name: judge.args[0] for name, judge in exercises().items() if name.startswith(page)}
     return [_cell("code", re.sub(r"\W+", "-", name), f'check("{name}", {{\n' + "".join(
         f"    {asked!r}: {answer if solutions else '...'},\n" for asked, answer in right.items())
@@ -103,8 +95,6 @@ False. Outputs that are there already come from the library."""
 # %% ../notebooks/67_workbook.ipynb #wb000014
 def _workbook_page(path, module, chosen, solutions):
     """A page as a notebook of the workbook; chosen: the pages that there are."""
-    from annotated.checks import CHECKS
-
     page, cells, skipped = json.loads(path.read_text(encoding="utf-8")), [], False
     own = {name for code in _code_cells(path) for name in _names(code)} & CHECKS.keys()
     for cell in page["cells"]:
@@ -148,8 +138,6 @@ def write_workbook(folder, page=None, solutions=False):
     FileNotFoundError outside of a clone of the repository, FileExistsError for a folder that holds
     something, ValueError for a page that the workbook does not have.
     """
-    from annotated.checks import PAGES
-
     folder, found = Path(folder), sorted((CHECKOUT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
     if not found:
         raise FileNotFoundError(f"{CHECKOUT} holds no pages: they are not part of an installed "
@@ -214,8 +202,6 @@ def run_definitions(path, space):
 # %% ../notebooks/67_workbook.ipynb #wb000022
 def _judge(path, out):
     """Check a notebook's definitions, in a process of its own; adds a line of JSON for each."""
-    from annotated.checks import CHECKS, exercises, fault
-
     space = {"__name__": "__main__"}
     found = run_definitions(path, space)
     for name in (name for name in (*CHECKS, *exercises()) if name in found):
@@ -230,8 +216,6 @@ def check_notebook(path, limit=300.0):
     This runs the notebook's definitions, in a process that is stopped after `limit` seconds.
     ValueError for what is no notebook.
     """
-    from annotated.checks import CHECKS, exercises
-
     names = {name for code in _code_cells(path) for name in _names(code)}
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "verdicts")
@@ -258,8 +242,6 @@ def check_submissions(folder, limit=300.0):
 
     A cell says "passed" or what is wrong; it is empty where nothing of that name was handed in.
     """
-    from annotated.checks import CHECKS, exercises
-
     text = io.StringIO()
     table = csv.DictWriter(text, ["submission", "passed", *CHECKS, *exercises()])
     table.writeheader()
@@ -282,8 +264,6 @@ def read_parts(folder):
     The first holds all definitions of the pages, linked to each other: the workbook's where they
     pass their check, the library's elsewhere.
     """
-    from annotated.checks import CHECKS, PAGES, fault
-
     parts, faults = {}, {}
     for page, module in PAGES.items():
         space, written = {"__name__": f"annotated.{module}"}, {}
@@ -340,46 +320,3 @@ def compare_bleu(parts, model, tokenizer, sentences=None):
             outputs = write(sources, *its, beam=beam)
             found[who, name] = round(sacrebleu.corpus_bleu(outputs, [references]).score, 1)
     return found
-
-# %% ../notebooks/67_workbook.ipynb #wb000030
-@dataclass
-class Workbook:
-    """Write the workbook: notebooks in which the code of the library is left for you to write."""
-
-    folder: Positional[Path]  # new folder for the notebooks
-    page: str | None = None  # this page alone, 02 for example
-    solutions: bool = False  # keep the code of the library in place
-
-# %% ../notebooks/67_workbook.ipynb #wb000031
-@dataclass
-class Checking:
-    """Check the parts of a workbook, which runs their code, and say what is wrong."""
-
-    path: Positional[Path]  # a notebook, a folder of them, or with --csv a folder of submissions
-    csv: Path | None = None  # file for a row per submission and a column per check
-    limit: float = 300.0  # seconds that a notebook may take
-
-# %% ../notebooks/67_workbook.ipynb #wb000032
-def _workbook(arguments):
-    """Write the book with its code left for you to write."""
-    options = read_options(Workbook, "workbook", arguments)
-    write_workbook(options.folder, options.page, options.solutions)
-    print(f"{options.folder}: open its notebooks in JupyterLab")
-
-# %% ../notebooks/67_workbook.ipynb #wb000033
-def _check(arguments):
-    """Check the parts that you wrote in the workbook."""
-    options = read_options(Checking, "check", arguments)
-    if options.csv:
-        check_output(options.csv)
-        write_text(options.csv, check_submissions(options.path, options.limit))
-        return 0
-    paths = sorted(options.path.glob("*.ipynb")) if options.path.is_dir() else [options.path]
-    verdicts = [verdict for path in paths
-                for verdict in check_notebook(path, options.limit).items()]
-    if not verdicts:
-        raise ValueError(f"{options.path} holds no part that has a check: give a notebook of the "
-                         "workbook, or its folder")
-    for name, told in verdicts:
-        print(f"✓ {name} is right" if told is None else f"✗ {name}: {told}")
-    return int(any(told is not None for _, told in verdicts))
