@@ -39,7 +39,7 @@ from annotated.training.checkpoints import load_checkpoint, run_checkpoints
 from annotated.training.distributed import check_device, process_group, ranks
 from annotated.training.loop import TrainingConfig, train
 from annotated.translation.scores import training_flops
-from benchmarks.worker import counting_waits
+from benchmarks.worker import record_syncs
 
 # dense bfloat16, operations a second
 PEAK = {"A100": 312e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12}
@@ -72,7 +72,7 @@ def updates(device, folder=None, dropout=0.0, **changes):
     torch.manual_seed(0)
     model = prepare.prepared_transformer(replace(config, dropout=dropout)).to(device)
     marks = Callback()
-    with counting_waits(torch.device(device).type) as found:
+    with record_syncs(torch.device(device).type) as found:
         marks.on_step = lambda run: counts.append(len(found))
         train(model, pairs, pairs[:64], training, False, folder, None,
               lambda row: rows.append((time.perf_counter(), row)), ChunkedLoss, [marks])

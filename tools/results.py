@@ -11,7 +11,7 @@ import sys
 from notebooks import ROOT
 
 sys.path.append(str(ROOT))
-from benchmarks import over  # noqa: E402
+from benchmarks import summary  # noqa: E402
 
 RESULTS = ROOT / "results"
 TABLE, README = RESULTS / "README.md", ROOT / "README.md"
@@ -45,7 +45,7 @@ def revisions(cells):
 
 def quoted(text):
     """The text of README.md with its row on speed as all stored runs have it."""
-    row = over.row_of_readme(over.stored(RESULTS / "bench"))
+    row = summary.readme_row(summary.load_runs(RESULTS / "bench"))
     return re.sub(r"^\| speed beside the quickest peer of .*$", lambda _: row, text,
                   flags=re.MULTILINE)
 
@@ -54,7 +54,7 @@ def marked(text):
     """The text of results/README.md with its row on speed, and then the last column of its table,
     as they should be.
     """
-    speed = over.row_of_results(over.stored(RESULTS / "bench")) + " |"
+    speed = summary.results_row(summary.load_runs(RESULTS / "bench")) + " |"
     text = re.sub(r"^\| speed beside .*$", lambda _: speed, text, flags=re.MULTILINE)
     return re.sub(r"^(\|.*\]\(\./.*\|)[^|\n]*\|$", lambda line: f"{line[1]} {revisions(line[1])} |",
                   text, flags=re.MULTILINE)
