@@ -22,7 +22,8 @@ FILES = results.files()
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_file_names_its_revision(path):
-    assert all(re.fullmatch(r"[0-9a-f]{40}", facts["revision"]) for facts in results.facts_of(path))
+    records = results.load_records(path)
+    assert all(re.fullmatch(r"[0-9a-f]{40}", record["revision"]) for record in records)
 
 
 def test_provenance_names_the_commit():
@@ -36,7 +37,7 @@ def test_provenance_names_the_commit():
 
 def test_the_table_says_at_which_revision_its_figures_were_made():
     text = (ROOT / "results" / "README.md").read_text(encoding="utf-8")
-    assert results.marked(text) == text, "run `make results`: it brings `made at` up to date"
+    assert results.update_table(text) == text, "run `make results`: it brings `made at` up to date"
     linked = {name for row in text.splitlines() for name in results.LINK.findall(row)}
     assert linked >= {"toy.json", "table3_multi30k.jsonl", "parsing_gum.json",
                       "multi30k_record.jsonl", "bench"}
