@@ -44,14 +44,14 @@ def test_the_table_says_at_which_revision_its_figures_were_made():
 
 
 def test_kept_models_are_small_can_be_loaded_and_have_a_card():
-    folders = sorted(path for path in keep.PLACE.iterdir())
+    folders = sorted(path for path in keep.FOLDER.iterdir())
     sizes = [sum(path.stat().st_size for path in folder.iterdir()) for folder in folders]
     assert {folder.name for folder in folders} <= keep.MODELS.keys() and folders
-    assert max(sizes) <= keep.MOST and sum(sizes) <= keep.MOST_TOGETHER
+    assert max(sizes) <= keep.MAX_BYTES and sum(sizes) <= keep.MAX_TOTAL_BYTES
     for folder in folders:
         saved, card = load_checkpoint(folder), (folder / "README.md").read_text(encoding="utf-8")
         _, result, figures = keep.MODELS[folder.name]
-        facts = keep.measured(ROOT / "results" / result)
+        facts = keep.load_result(ROOT / "results" / result)
         assert saved.info["log"] == facts["log"]
         assert saved.info["training"] == facts["training"]
         assert asdict(saved.model.config) == facts["model"]
