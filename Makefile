@@ -79,7 +79,7 @@ bench: setup _build/bench/ready  ## speed beside its peers on a quiet machine: t
 	env -u OMP_NUM_THREADS -u GOMP_SPINCOUNT _build/bench/venv/bin/python -m benchmarks $(BENCH)
 
 _build/bench/ready: .venv/ready pyproject.toml  # the peers, in an environment of their own that sees the packages of .venv
-	$(PYTHON) -m benchmarks.peers _build/bench/venv
+	$(PYTHON) -m benchmarks.install_peers _build/bench/venv
 	@touch _build/bench/ready
 
 workbook: setup  ## the book with its code left for you to write, in a new folder (WORKBOOK=FOLDER)

@@ -1,4 +1,4 @@
-"""Speed side by side: `annotated` against its peers, interleaved in one run.
+"""Speed of `annotated` beside other libraries, measured in alternation within one run.
 
-`python -m benchmarks --help`.
+`python -m benchmarks --help` lists the options.
 """

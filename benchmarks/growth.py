@@ -1,9 +1,9 @@
-"""How cost grows with work: `python -m benchmarks.growth` varies one thing at a time, ours beside
-the quickest peer, and writes JSON.
+"""How cost grows with the work: `python -m benchmarks.growth` varies one quantity at a time, for
+this library beside the fastest peer, and writes JSON.
 
-For each value both systems start anew, each in a process of its own, and take turns. Training is
-with JoeyNMT, decoding with CTranslate2, all in fp32. What is expected is counted: the operations
-per token, and the numbers that have to be in memory at once.
+For each value both systems start anew in processes of their own and take turns: JoeyNMT in
+training, CTranslate2 in decoding, all in fp32. The expected cost is counted: the operations per
+token, and the numbers that have to be in memory at once.
 """
 
 import argparse
@@ -15,154 +15,144 @@ import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from . import work
-from .__main__ import BUILD, Group, machine_facts
-from .protocol import Watch, WorkerFailed, settle
-from .report import FOREIGN
+from annotated.files import write_json
+from annotated.results import provenance
+
+from . import workloads
+from .__main__ import BUILD, TIMEOUT, machine_info, start_worker
+from .harness import LoadMonitor, WorkerFailed, ask_all, wait_until_idle
+from .report import MAX_LOAD
 
 OUT = Path("results/growth.json")
-SIZE = replace(work.SIZES["tiny"], positions=4096)
+SIZE = replace(workloads.SIZES["tiny"], positions=4096)
 SYSTEMS = {"train": ("annotated", "joeynmt"), "decode": ("annotated", "ctranslate2")}
 COMMON = {"length": [16, 32, 64, 128, 256, 512, 1024, 2048], "batch": [],
           "vocabulary": [1000, 4000, 16_000, 64_000], "depth": [1, 2, 4, 8, 16],
           "width": [64, 128, 256, 512]}
-AXES = {  # task: {what varies: its values}
+AXES = {  # task: {quantity that varies: its values}
     "train": COMMON | {"batch": [512, 1024, 2048, 4096, 8192, 16384]},
     "decode": COMMON | {"batch": [1, 4, 16, 64, 256], "beam": [1, 2, 4, 8, 16], "workers": [1, 2]},
 }
-VISITS, LEAST = 3, 0.3  # visits of each system; seconds that one takes at least
+REPEATS, MIN_SECONDS = 3, 0.3  # timed runs of each system; the least that one takes
 
 
 @dataclass(frozen=True)
 class Point:
-    """A task with one thing varied: everything else is as in the first lines."""
+    """A task with one quantity varied; the others have these defaults."""
 
     task: str
     axis: str
     value: int
-    size: work.Size = SIZE
-    length: int = 32  # tokens of a sentence, on either side
+    size: workloads.Size = SIZE
+    length: int = 32  # tokens of a sentence, source and target
     tokens: int = 4096  # of a training batch
-    batch: int = 8  # sentences that are decoded at once
+    batch: int = 8  # sentences that are decoded together
     beam: int = 1
-    # processes, or what the peer has in their place; of one thread each if there are several
+    # processes, or workers that the peer has within one; several have one thread each
     workers: int = 1
 
 
-def point(task, axis, value):
-    """The `Point` of a value; one head has 32 numbers, and d_ff is twice d_model."""
-    size = {"vocabulary": lambda: replace(SIZE, vocab_size=value),
-            "depth": lambda: replace(SIZE, N=value), "width": lambda:
-            replace(SIZE, d_model=value, d_ff=2 * value, h=value // 32)}.get(axis, lambda: SIZE)()
+def make_point(task, axis, value):
+    """Return the `Point` of a value; a head has 32 dimensions, and d_ff is twice d_model."""
     changes = {"length": {"length": value},
                "batch": {"tokens" if task == "train" else "batch": value}, "beam": {"beam": value},
-               "workers": {"workers": value, "batch": 32}}.get(axis, {})
-    return Point(task, axis, value, size, **changes)
+               "workers": {"workers": value, "batch": 32},
+               "vocabulary": {"size": replace(SIZE, vocab_size=value)},
+               "depth": {"size": replace(SIZE, N=value)},
+               "width": {"size": replace(SIZE, d_model=value, d_ff=2 * value, h=value // 32)}}
+    return Point(task, axis, value, **changes[axis])
 
 
-# -- what is expected ------------------------------------------------------------------------------
+# -- expected cost ---------------------------------------------------------------------------------
 
 
-def operations(one):
-    """Floating-point operations per token of the work."""
-    if one.task == "train":
-        return 3 * work.forward_flops(one.size, [[one.length, one.length]]) / one.length
+def flops_per_token(point):
+    """Return the floating-point operations per token."""
+    if point.task == "train":
+        return 3 * workloads.forward_flops(point.size, point.length, point.length) / point.length
     rates = {"fp32": 1.0, "bandwidth": 1.0}
-    flops, *_ = work.decoding_floor(one.size, 1, one.beam, rates, "fp32", one.length, one.length)
-    return flops / one.length
+    flops, *_ = workloads.decoding_cost(point.size, 1, point.beam, rates, "fp32", point.length,
+                                        point.length)
+    return flops / point.length
 
 
-def numbers(one):
-    """Numbers in memory at once, about: weights (with gradients and Adam's means) and what each
-    position leaves behind.
+def numbers_in_memory(point):
+    """Return about how many numbers are in memory at once: weights (with gradients and Adam's
+    means), and what each position keeps.
     """
-    size, weights = one.size, sum(one.size.weights)
-    if one.task == "decode":
-        rows, kept = one.batch * one.beam, 2 * size.d_model * size.N * one.length
-        # kept keys and values, twice where rows move
-        return weights + 2 * rows * kept + one.batch * kept + rows * size.vocab_size
-    # encoder and decoder, what backward needs; the fused function keeps no scores
-    layers = size.N * (24 * size.d_model + 4 * size.d_ff)
-    # ours makes 128 MB of them at a time
-    logits = min(one.tokens, (1 << 25) // size.vocab_size) * size.vocab_size
-    return 4 * weights + one.tokens * layers + logits
+    size, weights = point.size, sum(point.size.weights)
+    if point.task == "decode":
+        hypotheses, cache = point.batch * point.beam, 2 * size.d_model * size.N * point.length
+        # keys and values, twice where hypotheses are reordered
+        return (weights + 2 * hypotheses * cache + point.batch * cache
+                + hypotheses * size.vocab_size)
+    # activations for the backward pass; the fused attention keeps no scores
+    activations = size.N * (24 * size.d_model + 4 * size.d_ff)
+    # we compute 128 MB of them at a time
+    logits = min(point.tokens, (1 << 25) // size.vocab_size) * size.vocab_size
+    return 4 * weights + point.tokens * activations + logits
 
 
-# -- what is measured ------------------------------------------------------------------------------
+# -- measurement -----------------------------------------------------------------------------------
 
 
-def request_of(one, units):
-    """What a worker is asked for a point."""
-    common = {"do": "visit", "precision": "fp32", "units": units}
-    if one.task == "train":
-        return {**common, "kind": "train", "tokens": one.tokens, "length": one.length}
-    return {**common, "kind": "write", "beam": one.beam, "batch": one.batch, "source": one.length,
-            "written": one.length}
+def measure_request(point, system, threads):
+    """Return the request that makes a worker do the work of a point once, or its share of it.
 
-
-def setting(one, system, threads):
-    """(workers, threads of each) that suit a system: as the runs of `make bench` found, if no axis
-    says otherwise.
+    The setting is the one that the runs of `make bench` found best.
     """
-    if one.axis == "workers":
-        return one.workers, 1
-    return (min(threads, one.batch), 1) if system == "ctranslate2" else (1, threads)
+    setting = (1, threads)
+    if point.axis == "workers":
+        setting = (1 if system == "annotated" else point.workers, 1)
+    elif system == "ctranslate2":
+        setting = (min(threads, point.batch), 1)
+    common = {"method": "measure", "precision": "fp32", "setting": setting}
+    if point.task == "train":
+        return {**common, "task": "train", "tokens": point.tokens, "length": point.length}
+    share = point.batch // (point.workers if system == "annotated" else 1)
+    return {**common, "task": "generate", "beam": point.beam, "batch": share,
+            "source": point.length, "target": point.length}
 
 
-def measure(one, options, watch):
-    """[a row for each system]: tokens per second, the median of its visits, and the peak of its
-    memory.
+def measure(point, options, monitor):
+    """Return a row for each system: tokens per second, by the median of its timed runs, and the
+    peak of its memory.
     """
-    alive, workers = {}, {}
-    for system in SYSTEMS[one.task]:
-        several = one.workers if system == "annotated" else 1
-        alive[system] = [Group.start(system, options) for _ in range(several)]
-    workers = [worker for crew in alive.values() for worker in crew]
-    watch.workers = lambda: workers
-    rows = []
+    replicas = {system: [start_worker(system, "cpu")
+                         for _ in range(point.workers if system == "annotated" else 1)]
+                for system in SYSTEMS[point.task]}
+    workers = sum(replicas.values(), [])
+    monitor.workers = lambda: workers
+    rows = {system: {"system": system, "seconds": []} for system in replicas}
+    requests = {system: measure_request(point, system, options.threads) for system in replicas}
     try:
-        for crew in alive.values():
-            for worker in crew:
-                worker.ask(300, do="build", size=asdict(one.size),
-                           precision=None if one.task == "train" else "fp32")
-        seconds, tokens, peaks, units = ({system: [] for system in alive}, {}, {}, {})
-        for turn in range(VISITS + 1):
-            for system, crew in alive.items():
-                split = ((1, setting(one, system, options.threads)[1]) if len(crew) > 1
-                         else setting(one, system, options.threads))
-                shared = one if len(crew) == 1 else replace(one, batch=one.batch // len(crew))
-                for worker in crew:
-                    worker.send(**request_of(shared, units.get(system, 1)), setting=split,
-                                first=not turn)
-                replies = [worker.receive(600) for worker in crew]
-                took = max(reply["end"]
-                           for reply in replies) - min(reply["start"] for reply in replies)
-                for worker in crew:
-                    settle(worker.process.pid)
-                # how long it takes, and what it needs; the first turn counts for nothing else
-                if not turn:
-                    units[system] = max(1, round(LEAST / took))
-                    peaks[system] = sum(reply["peak"] or 0 for reply in replies)
-                    continue
-                seconds[system].append(round(took, 5))
-                tokens[system] = sum(reply["tokens"] for reply in replies)
-        speeds = {system: tokens[system] / statistics.median(seconds[system]) for system in alive}
-        rows = [{"system": system, "tokens_per_second": round(speeds[system], 1),
-                 "seconds": seconds[system], "tokens": tokens[system], "peak": peaks[system]}
-                for system in alive]
+        for worker in workers:
+            worker.ask(300, method="build", size=asdict(point.size),
+                       precision=None if point.task == "train" else "fp32")
+        for repeat in range(REPEATS + 1):
+            for system, own in replicas.items():
+                request, row = requests[system] | {"warmup": not repeat}, rows[system]
+                replies, seconds = ask_all(own, [request] * len(own), TIMEOUT)
+                for worker in own:
+                    wait_until_idle(worker.process.pid)
+                if repeat:
+                    row["seconds"].append(round(seconds, 5))
+                    row["tokens"] = sum(reply["tokens"] for reply in replies)
+                else:  # the first run only says how long it takes, and how much memory
+                    requests[system]["units"] = max(1, round(MIN_SECONDS / seconds))
+                    row["peak"] = sum(reply["peak"] or 0 for reply in replies)
+        for row in rows.values():
+            row["tokens_per_second"] = round(row["tokens"] / statistics.median(row["seconds"]), 1)
+        return list(rows.values())
     except WorkerFailed as error:
-        rows = [{"system": system, "failed": str(error)} for system in alive]
+        return [{"system": system, "failed": str(error)} for system in replicas]
     finally:
         for worker in workers:
             worker.close(kill=True)
-    return rows
 
 
 def main(arguments=None):
-    """Measure all points, and write the file after each.
-
-    Those that are in it already are not measured again.
-    """
+    """Measure all points that the file lacks, and write it after each."""
     parser = argparse.ArgumentParser("python -m benchmarks.growth", description=__doc__)
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
@@ -170,32 +160,31 @@ def main(arguments=None):
                         help="a task, or an axis of a task as in train/length")
     options = parser.parse_args(arguments)
     options.device = "cpu"
-    from annotated.results import provenance
-
     BUILD.mkdir(parents=True, exist_ok=True)
-    metric = f"median of {VISITS} visits in turn, fp32; peak: bytes resident in a first visit"
+    metric = f"median of {REPEATS} timed runs in turn, fp32; peak: bytes resident in a first run"
     result = json.loads(options.out.read_text()) if options.out.exists() else {
-        "command": "python -m benchmarks.growth", "machine": machine_facts(options), "seed": 0,
+        "command": "python -m benchmarks.growth", "machine": machine_info(options), "seed": 0,
         "data": "random ids", "metric": metric, "size": asdict(SIZE), **provenance(), "points": []}
-    done, watch = {(p["task"], p["axis"], p["value"]) for p in result["points"]}, Watch()
-    for task, axes in AXES.items():
-        for axis, values in axes.items():
-            for value in values if f"{task}/{axis}".startswith(options.only) else ():
-                if (task, axis, value) in done or axis == "workers" and value > options.threads:
-                    continue
-                one, start = point(task, axis, value), time.time()
-                watch.start()
-                rows, share = measure(one, options, watch), watch.foreign()
-                result["points"].append({"task": task, "axis": axis, "value": value,
-                                         "operations": operations(one), "numbers": numbers(one),
-                                         "foreign": round(share, 3), **provenance(),
-                                         "systems": rows})
-                options.out.write_text(json.dumps(result, indent=1) + "\n")
-                words = ", ".join(f"{row['system']} "
-                                  f"{row.get('tokens_per_second', row.get('failed'))}"
-                                  for row in rows)
-                print(f"{task} {axis} {value}: {words}{' (disturbed)' * (share > FOREIGN)} "
-                      f"[{time.time() - start:.0f} s]", flush=True)
+    measured = {(p["task"], p["axis"], p["value"]) for p in result["points"]}
+    monitor = LoadMonitor()
+    for key in ((task, axis, value) for task, axes in AXES.items()
+                for axis, values in axes.items() for value in values):
+        task, axis, value = key
+        if (key in measured or not f"{task}/{axis}".startswith(options.only)
+                or axis == "workers" and value > options.threads):
+            continue
+        point, start = make_point(*key), time.time()
+        monitor.start()
+        rows, load = measure(point, options, monitor), monitor.other_load()
+        result["points"].append({"task": task, "axis": axis, "value": value,
+                                 "operations": flops_per_token(point),
+                                 "numbers": numbers_in_memory(point), "foreign": round(load, 3),
+                                 **provenance(), "systems": rows})
+        write_json(options.out, result)
+        words = ", ".join(f"{row['system']} {row.get('tokens_per_second', row.get('failed'))}"
+                          for row in rows)
+        print(f"{task} {axis} {value}: {words}{' (disturbed)' * (load > MAX_LOAD)} "
+              f"[{time.time() - start:.0f} s]", flush=True)
     return 0
 
 

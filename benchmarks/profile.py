@@ -1,6 +1,8 @@
-"""Where the seconds of a training step go: `python -m benchmarks.profile` has PyTorch's profiler
-watch base in bf16, ours and JoeyNMT's. On a GPU: --device cuda --tokens 25000 --systems annotated
---profiles 1 --out FILE; it then has the kernels too.
+"""Where the seconds of a training step go: `python -m benchmarks.profile` runs PyTorch's profiler
+on base in bf16, of this library and of JoeyNMT.
+
+On a GPU, with its kernels, too: --device cuda --tokens 25000 --systems annotated --profiles 1
+--out FILE.
 """
 
 import argparse
@@ -8,13 +10,14 @@ import os
 import sys
 from pathlib import Path
 
-from . import work
-from .__main__ import BUILD, Group, machine_facts
-from .protocol import settle
+from annotated.files import write_json
+from annotated.results import provenance
 
-OUT = Path("results/profile.json")
-SYSTEMS = ("annotated", "joeynmt")
-KINDS = {  # of work: the operations that do it
+from . import workloads
+from .__main__ import BUILD, TIMEOUT, machine_info, start_worker
+from .harness import wait_until_idle
+
+CATEGORIES = {  # category: its operations
     "matrix products": ("mm", "addmm", "bmm", "baddbmm"),
     "random numbers": ("bernoulli_", "random_", "ge", "native_dropout", "native_dropout_backward"),
     "copies and casts": ("copy_", "cat", "clone", "contiguous"),
@@ -26,71 +29,63 @@ KINDS = {  # of work: the operations that do it
 }
 
 
-def by_kind(operations):
-    """{kind: seconds} of {operation: seconds}; what belongs to none is the rest."""
-    kind_of = {f"aten::{name}": kind for kind, names in KINDS.items() for name in names}
-    seconds = dict.fromkeys([*KINDS, "the rest"], 0.0)
+def by_category(operations):
+    """Return {category: seconds} of {operation: seconds}; all others are "the rest"."""
+    categories = {f"aten::{name}": category
+                  for category, names in CATEGORIES.items() for name in names}
+    seconds = dict.fromkeys([*CATEGORIES, "the rest"], 0.0)
     for name, value in operations.items():
-        seconds[kind_of.get(name, "the rest")] += value
-    return {kind: round(value, 4) for kind, value in seconds.items()}
+        seconds[categories.get(name, "the rest")] += value
+    return {category: round(value, 4) for category, value in seconds.items()}
 
 
-def parse():
-    """The command line."""
-    parser = argparse.ArgumentParser("python -m benchmarks.profile", description=__doc__)
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--size", default="base", choices=[*work.SIZES])
-    parser.add_argument("--tokens", type=int, default=work.TOKENS)
-    parser.add_argument("--systems", nargs="+", default=SYSTEMS)
-    parser.add_argument("--profiles", type=int, default=5, help="of each system")
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--out", type=Path, default=OUT)
-    return parser.parse_args()
-
-
-def show(found):
-    """The kernels that take longest, and how often a step attends and calls the driver."""
-    for name, seconds in sorted(found["kernels"].items(), key=lambda row: -row[1])[:20]:
+def print_kernels(profile):
+    """Print the slowest kernels, and how often a step attends and calls the driver."""
+    for name, seconds in sorted(profile["kernels"].items(), key=lambda row: -row[1])[:20]:
         print(f"  {1e3 * seconds:9.3f} ms  {name[:100]}")
-    for name, count in found["calls"].items():
+    for name, count in profile["calls"].items():
         print(f"  {count:9.1f} x   {name}")
-    busy = sum(found["kernels"].values())
-    print(f"  {1e3 * found['seconds']:9.3f} ms a step, {1e3 * busy:.3f} in kernels", flush=True)
+    busy = sum(profile["kernels"].values())
+    print(f"  {1e3 * profile['seconds']:9.3f} ms a step, {1e3 * busy:.3f} in kernels", flush=True)
 
 
 def main():
-    """Profiles of each system in turn, each of three steps."""
-    from annotated.files import write_json
-    from annotated.results import provenance
-
-    options = parse()
+    """Profile the systems in turn, three steps each time."""
+    parser = argparse.ArgumentParser("python -m benchmarks.profile", description=__doc__)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--size", default="base", choices=[*workloads.SIZES])
+    parser.add_argument("--tokens", type=int, default=workloads.BATCH_TOKENS)
+    parser.add_argument("--systems", nargs="+", default=("annotated", "joeynmt"))
+    parser.add_argument("--profiles", type=int, default=5, help="of each system")
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--out", type=Path, default="results/profile.json")
+    options = parser.parse_args()
     BUILD.mkdir(parents=True, exist_ok=True)
     result = {"command": " ".join(["python -m benchmarks.profile", *sys.argv[1:]]),
-              "machine": machine_facts(options), "seed": 0,
+              "machine": machine_info(options), "seed": 0,
               "data": f"random ids, {options.tokens:,} target tokens a step, {options.size}, bf16",
               "metric": "seconds per step by kind of operation of the host, self time, of all "
-              "profiles of three steps; of the last one the seconds on the clock, of a GPU's "
-              "kernels, and calls a step", **provenance(),
+              "profiles of three steps; of the last one the seconds of wall clock, of a GPU's "
+              "kernels, and calls per step", **provenance(),
               "systems": {name: [] for name in options.systems}, "last": {}}
-    workers = {name: Group.start(name, options) for name in options.systems}
+    workers = {name: start_worker(name, options.device) for name in options.systems}
     try:
         for worker in workers.values():
-            worker.ask(300, do="build", size=options.size)
+            worker.ask(300, method="build", size=options.size)
         for _ in range(options.profiles):
             for name, worker in workers.items():
-                found = worker.ask(600, do="profile", precision="bf16", tokens=options.tokens,
-                                   setting=(1, options.threads))
-                settle(worker.process.pid)
-                result["systems"][name].append(by_kind(found.pop("operations")))
-                result["last"][name] = found
+                profile = worker.ask(TIMEOUT, method="profile", precision="bf16",
+                                     tokens=options.tokens, setting=(1, options.threads))
+                wait_until_idle(worker.process.pid)
+                result["systems"][name].append(by_category(profile.pop("operations")))
+                result["last"][name] = profile
                 print(name, result["systems"][name][-1])
-                show(found)
+                print_kernels(profile)
     finally:
         for worker in workers.values():
             worker.close(kill=True)
     write_json(options.out, result)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,15 +1,16 @@
-"""From the JSON of a run to tables and pictures."""
+"""Tables of one run, from its JSON."""
 
 import re
 import statistics
 
-from . import work
+from . import workloads
+from .workloads import MFU, PEAK_MEMORY, SPEEDUP
 
-FOREIGN = 0.10  # share of the machine that others may take; a run with more is under load
+MAX_LOAD = 0.10  # share of the machine that other programs may use; a run with more is under load
 
 
 def best_rates(results):
-    """The best of each rate that the run measured: operations a second by precision, bytes a
+    """Return the best of each rate that the run measured: operations a second by precision, bytes a
     second, microseconds a call.
     """
     names = dict.fromkeys(name for rates in results["rates"] for name in rates)
@@ -18,8 +19,8 @@ def best_rates(results):
 
 
 def machine_name(machine):
-    """A machine in a few words: its processor without marks and clock, a matrix unit, threads, and
-    the device if it is another.
+    """Return a short name of a machine: its processor without trademarks and clock, a matrix unit,
+    the threads, and the device if it is not the processor.
     """
     processor = re.sub(r"\((R|TM)\)|\b(Processor|CPU)\b|@.*|\b\d+-Core\b", " ",
                        machine["processor"], flags=re.IGNORECASE)
@@ -28,119 +29,125 @@ def machine_name(machine):
     return f"{' '.join(processor.split())}{unit}, {machine['threads']} threads{device}"
 
 
-def rows_of(cell, ours=True, claim=None):
-    """The rows of a cell that did not fail, ours or those of all peers.
-
-    Those that count in a claim, or all.
-    """
-    rows = [row for row in cell["entrants"] if "failed" not in row
-            and row["system"].startswith("annotated") is ours]
-    return [row for row in rows if claim is None or (claim.precision in (
-        "best", row["precision"]) and (not claim.among or row["system"] in claim.among))]
+def succeeded(cell):
+    """Return the rows of a cell that did not fail."""
+    return [row for row in cell["entrants"] if "failed" not in row]
 
 
-def best_of(cell, systems):
-    """The quickest row of these systems; None if there is none."""
-    return max((row for row in cell["entrants"] if "failed" not in row
-                and row["system"] in systems), key=speed, default=None)
+def is_ours(row):
+    """Whether a row is of this library."""
+    return row["system"].startswith("annotated")
 
 
-def figure(results, claim):
-    """(what a run found for a claim, the row of the peer beside whom it stands).
+def fastest(cell, systems):
+    """Return the fastest row of these systems; None if there is none."""
+    return max((row for row in succeeded(cell) if row["system"] in systems), key=throughput,
+               default=None)
 
-    None if it did not measure it.
+
+def rows_of_target(cell, target):
+    """Return the rows of a cell that count for a target: ours, and those of the peers."""
+    rows = [row for row in succeeded(cell) if target.precision in ("best", row["precision"])
+            and (not target.systems or row["system"] in target.systems)]
+    return [row for row in rows if is_ours(row)], [row for row in rows if not is_ours(row)]
+
+
+def evaluate(results, target):
+    """Return (what a run measured for a target, the row of the peer that we are compared with).
+
+    None if the run did not measure it.
     """
     for cell in results["cells"]:
-        ours, peers = (rows_of(cell, mine, claim) for mine in (True, False))
-        if cell["name"] != claim.cell or not ours:
+        ours, peers = rows_of_target(cell, target)
+        if cell["name"] != target.cell or not ours:
             continue
-        ours = max(ours, key=speed)
-        if claim.what == work.SHARE:
+        ours = max(ours, key=throughput)
+        if target.metric == MFU:
             return paper_run(cell, ours, best_rates(results))[0], None
-        if claim.what == work.MEMORY and ours["peak"] and (
+        if target.metric == PEAK_MEMORY and ours["peak"] and (
             peers := [row for row in peers if row["peak"]]):
             leanest = min(peers, key=lambda row: row["peak"])
             return ours["peak"] / leanest["peak"], leanest
-        if claim.what == work.SPEED and peers:
-            quickest = max(peers, key=speed)
-            return times_as_fast(ours, quickest)[0], quickest
+        if target.metric == SPEEDUP and peers:
+            quickest = max(peers, key=throughput)
+            return speedup(ours, quickest)[0], quickest
     return None
 
 
-def reached(claim, found):
-    """Whether a figure is as it is to be."""
-    return found <= claim.aim if claim.what == work.MEMORY else found >= claim.aim
-
-
-def speed(row):
-    """Tokens a second, by the median of the visits."""
+def throughput(row):
+    """Return tokens per second, by the median of the timed runs."""
     return row["tokens"] / statistics.median(row["seconds"])
 
 
-def times_as_fast(ours, theirs):
-    """How many times as many tokens per second ours does: the ratio of medians, and its range round
-    by round.
+def speedup(ours, theirs):
+    """Return the ratio of our tokens per second to theirs: of medians, and its least and greatest
+    value within a round.
     """
-    work_done = ours["tokens"] / theirs["tokens"]
-    each = [b / a * work_done for a, b in zip(ours["seconds"], theirs["seconds"], strict=False)]
-    return speed(ours) / speed(theirs), min(each), max(each)
+    tokens = ours["tokens"] / theirs["tokens"]
+    ratios = [b / a * tokens for a, b in zip(ours["seconds"], theirs["seconds"], strict=False)]
+    return throughput(ours) / throughput(theirs), min(ratios), max(ratios)
 
 
-def ceiling(cell, row, rates):
-    """Tokens a second that this machine could do at most for this work, by operations and bytes
-    counted.
+def beam_of(cell):
+    """Return the beam of a cell that decodes."""
+    return 4 if cell["task"] == "beam" else 1
+
+
+def max_throughput(cell, row, rates):
+    """Return the tokens per second that this machine can reach at most in this work, by its
+    operations and bytes.
     """
-    size = work.SIZES[cell["size"]]
+    size = workloads.SIZES[cell["size"]]
     if cell["task"] == "train":
-        lengths = work.equal_lengths(row["tokens"])
-        return lengths[:, 1].sum() / work.training_floor(size, lengths, cell["units"], rates,
-                                                         row["precision"])
-    seconds = work.decoding_floor(size, cell["batch"], 4 if cell["task"] == "beam" else 1, rates,
-                                  row["precision"])[2]
-    return cell["batch"] * work.WRITTEN / seconds
+        pairs = row["tokens"] // workloads.TRAINING_LENGTH
+        return pairs * workloads.TRAINING_LENGTH / workloads.min_training_seconds(
+            size, pairs, cell["units"], rates, row["precision"])
+    seconds = workloads.decoding_cost(size, cell["batch"], beam_of(cell), rates,
+                                      row["precision"])[2]
+    return cell["batch"] * workloads.TARGET_LENGTH / seconds
 
 
 def paper_run(cell, row, rates):
-    """(share of the measured matrix rate, seconds for 100,000 steps of 25,000 target tokens) at the
-    speed of this row (5.1, 5.2).
+    """Return (model FLOPs utilisation, seconds for 100,000 steps of 25,000 target tokens) at the
+    speed of this row (Sections 5.1 and 5.2).
 
-    Counted are the matrix products of forward and backward pass, without any padding.
+    The matrix products of forward and backward pass count, without padding, against the measured
+    rate.
     """
-    # a target token, and its source token
-    flops = 3 * work.forward_flops(work.SIZES[cell["size"]], [(32, 32)]) / 32
-    return flops * speed(row) / rates[row["precision"]], 100_000 * 25_000 / speed(row)
+    # of a target token and its source token
+    flops = 3 * workloads.forward_flops(workloads.SIZES[cell["size"]], 32, 32) / 32
+    return flops * throughput(row) / rates[row["precision"]], 100_000 * 25_000 / throughput(row)
 
 
 def paper_table(cells, rates):
-    """The paper's base run at the speeds of these cells, as a table of Markdown."""
+    """Return the time of the paper's base run at the speeds of these cells as a Markdown table."""
     lines = ["### the paper's base run (100,000 steps of 25,000 target tokens) at these speeds", "",
              "| cell | system | of the measured matrix rate | days |", "|---|---|---:|---:|"]
     for cell in cells:
-        for row in cell["entrants"]:
-            if "failed" not in row:
-                share, seconds = paper_run(cell, row, rates)
-                lines.append(f"| {cell['name']} | {row['name']} | {share:.0%} | "
-                             f"{seconds / 86400:,.2f} |")
+        for row in succeeded(cell):
+            utilisation, seconds = paper_run(cell, row, rates)
+            lines.append(f"| {cell['name']} | {row['name']} | {utilisation:.0%} | "
+                         f"{seconds / 86400:,.2f} |")
     return "\n".join(lines)
 
 
-def one_line(cell):
-    """A cell while the run goes on."""
-    parts = [f"{row['name']} {speed(row):,.0f}" if "failed" not in row else f"{row['name']} –"
+def progress_line(cell):
+    """Return the result of a cell in one line, which is printed while the run goes on."""
+    parts = [f"{row['name']} {throughput(row):,.0f}" if "failed" not in row else f"{row['name']} –"
              for row in cell["entrants"]]
     note = (f" (others took up to {cell['foreign']['worst']:.0%})"
-            if cell["foreign"]["worst"] > FOREIGN else "")
+            if cell["foreign"]["worst"] > MAX_LOAD else "")
     return f"{cell['name']}: {'; '.join(parts)} tokens/s{note}"
 
 
-def setting_of(row):
-    """In a few characters: threads, or workers of one thread each."""
+def format_setting(row):
+    """Return a setting in short: the threads, or the workers of one thread each."""
     workers, threads = row["setting"]
     return f"{workers} × 1" if workers > 1 else f"{threads}"
 
 
 def cell_table(cell, rates):
-    """A cell as a table of Markdown."""
+    """Return a cell as a Markdown table."""
     heads = ["system", "threads, or workers × threads", "tokens/s", "ours, times as fast",
              "peak MiB", "most possible tokens/s", "of that", "visits", "parameters"]
     lines = [f"### {cell['name']}", "", f"| {' | '.join(heads)} |",
@@ -149,49 +156,49 @@ def cell_table(cell, rates):
         if "failed" in row:
             lines.append(f"| {row['name']} | failed: {row['failed']} |" + " |" * (len(heads) - 2))
             continue
-        ours = max((mine for mine in rows_of(cell) if mine["precision"] == row["precision"]),
-                   key=speed, default=None)
-        times = "{:.2f} ({:.2f}–{:.2f})".format(*times_as_fast(ours, row)) if ours else ""
-        most = ceiling(cell, row, rates) if rates else None
+        ours = max((other for other in succeeded(cell)
+                    if is_ours(other) and other["precision"] == row["precision"]),
+                   key=throughput, default=None)
+        ratio = "{:.2f} ({:.2f}–{:.2f})".format(*speedup(ours, row)) if ours else ""
+        most = max_throughput(cell, row, rates) if rates else None
         peak = f"{row['peak'] / 2**20:,.0f}" if row.get("peak") else ""
-        bound = f"{most:,.0f} | {speed(row) / most:.0%}" if most else " | "
-        lines.append(f"| {row['name']} | {setting_of(row)} | {speed(row):,.0f} | {times} | {peak} "
-                     f"| {bound} | {len(row['seconds'])} | {row['parameters']:,} |")
+        share = f"{most:,.0f} | {throughput(row) / most:.0%}" if most else " | "
+        lines.append(f"| {row['name']} | {format_setting(row)} | {throughput(row):,.0f} | {ratio} "
+                     f"| {peak} | {share} | {len(row['seconds'])} | {row['parameters']:,} |")
     if cell["lost_rounds"]:
         lines.append(f"\n{cell['lost_rounds']} rounds were disturbed and measured again.")
     if "by_hand" in cell:
-        harness, hand = hand_and_harness(cell)
-        lines.append(f"\nCTranslate2 called by hand, at its best: {hand:,.0f} tokens/s; here "
-                     f"{harness / hand:.2f} of that.")
+        harness, direct = harness_and_direct(cell)
+        lines.append(f"\nCTranslate2 called by hand, at its best: {direct:,.0f} tokens/s; here "
+                     f"{harness / direct:.2f} of that.")
     return "\n".join(lines)
 
 
-def hand_and_harness(cell):
-    """Tokens a second of CTranslate2 in its best precision: here, and called by hand in the best of
-    several settings.
+def harness_and_direct(cell):
+    """Return the tokens per second of CTranslate2 in its best precision: as measured here, and
+    called directly in the best of several settings.
     """
-    return speed(best_of(cell, ["ctranslate2"])), max(rate for *_, rate in cell["by_hand"])
+    return throughput(fastest(cell, ["ctranslate2"])), max(rate for *_, rate in cell["by_hand"])
 
 
-def split(results):
-    """Where the time of a token goes in writing: a dictionary for each cell, ours and CTranslate2
-    each at its best.
+def time_breakdown(results):
+    """Return where the time of a decoding step goes: a dictionary for each cell, of this library
+    and of CTranslate2, each at its fastest.
 
-    A token here is a step: one for each sentence of the batch. Products at the measured rate, bytes
-    at the measured bandwidth, what is left is calls (and whatever does not overlap); `calls` says
-    how many of the measured length that is, None if none was measured.
+    A step generates one token of each sentence in the batch. "arithmetic": its products at the
+    measured rate; "memory": its bytes at the measured bandwidth; "rest": what remains, mostly
+    calls; "calls": how many calls of the measured length that is, None if none was measured.
     """
     rates, rows = best_rates(results), []
     for cell in results["cells"] if rates else []:
-        for systems in (("annotated",), ("ctranslate2",
-                                         )) if cell["task"] in ("greedy", "beam") else ():
-            if row := best_of(cell, systems):
-                beam = 4 if cell["task"] == "beam" else 1
-                flops, moved, _ = work.decoding_floor(work.SIZES[cell["size"]], cell["batch"], beam,
-                                                      rates, row["precision"])
-                total = 1000 * cell["batch"] / speed(row)
-                parts = [1000 * flops / rates[row["precision"]] / work.WRITTEN,
-                         1000 * moved / rates["bandwidth"] / work.WRITTEN]
+        for system in ("annotated", "ctranslate2") if cell["task"] in ("greedy", "beam") else ():
+            if row := fastest(cell, [system]):
+                flops, bytes_moved, _ = workloads.decoding_cost(
+                    workloads.SIZES[cell["size"]], cell["batch"], beam_of(cell), rates,
+                    row["precision"])
+                total = 1000 * cell["batch"] / throughput(row)
+                parts = [1000 * flops / rates[row["precision"]] / workloads.TARGET_LENGTH,
+                         1000 * bytes_moved / rates["bandwidth"] / workloads.TARGET_LENGTH]
                 rest = total - sum(parts)
                 rows.append({"cell": cell["name"], "name": row["name"], "milliseconds": total,
                              "arithmetic": parts[0], "memory": parts[1], "rest": rest, "calls": 1000
@@ -199,12 +206,12 @@ def split(results):
     return rows
 
 
-def split_table(results):
-    """The same as a table of Markdown."""
+def breakdown_table(results):
+    """Return `time_breakdown` as a Markdown table."""
     lines = ["### where the milliseconds of a token go (one token for each sentence of the batch)",
              "", "| cell | system | ms | products | bytes | rest | that is so many calls |",
              "|---|---|---:|---:|---:|---:|---:|"]
-    for row in split(results):
+    for row in time_breakdown(results):
         calls = f"{row['calls']:,.0f}" if row["calls"] is not None else ""
         lines.append(f"| {row['cell']} | {row['name']} "
                      f"| {row['milliseconds']:.2f} | {row['arithmetic']:.2f} | {row['memory']:.2f} "
@@ -212,20 +219,21 @@ def split_table(results):
     return "\n".join(lines)
 
 
-def aims_table(results):
-    """What is aimed at in every run, and what this one found, as a table of Markdown."""
+def targets_table(results):
+    """Return the targets, and what this run measured, as a Markdown table."""
     lines = ["### aims", "", "| cell | ours is … | beside | aim | found |",
              "|---|---|---|---:|---:|"]
-    for claim in work.AIMS:
-        if result := figure(results, claim):
-            (found, peer), sign = result, "≤" if claim.what == work.MEMORY else "≥"
-            lines.append(f"| {claim.name} | {claim.what} | {peer['name'] if peer else ''} | {sign} "
-                         f"{claim.aim} | {found:.2f} {'✓' if reached(claim, found) else '✗'} |")
+    for target in workloads.TARGETS:
+        if result := evaluate(results, target):
+            (value, peer), sign = result, "≤" if target.metric == PEAK_MEMORY else "≥"
+            lines.append(f"| {target.name} | {target.metric} | {peer['name'] if peer else ''} "
+                         f"| {sign} {target.value} "
+                         f"| {value:.2f} {'✓' if target.is_met(value) else '✗'} |")
     return "\n".join(lines)
 
 
-def tables(results):
-    """The whole report as Markdown."""
+def to_markdown(results):
+    """Return the whole report as Markdown."""
     machine, rates = results["machine"], best_rates(results)
     versions = {}
     for cell in results["cells"]:
@@ -250,48 +258,6 @@ def tables(results):
     base = [cell for cell in results["cells"] if (cell["task"], cell["size"]) == ("train", "base")]
     if base and rates:
         parts.append(paper_table(base, rates))
-    if rates and split(results):
-        parts.append(split_table(results))
-    return "\n\n".join(["\n".join(head), aims_table(results), *parts])
-
-
-def draw(results, folder):
-    """Write a picture for each kind of cell; returns their paths."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    from annotated import charts
-
-    charts.use_style()
-    paths, rates = [], best_rates(results)
-    for task in ("train", "greedy", "beam"):
-        cells = [cell for cell in results["cells"] if cell["task"] == task
-                 and any("failed" not in row for row in cell["entrants"])]
-        if not cells:
-            continue
-        heights = [sum("failed" not in row for row in cell["entrants"]) + 1.5 for cell in cells]
-        figure, axes = plt.subplots(len(cells), 1, figsize=(7, 0.22 * sum(heights) + 0.6),
-                                    squeeze=False, gridspec_kw={"height_ratios": heights},
-                                    layout="constrained")
-        for axis, cell in zip(axes[:, 0], cells, strict=True):
-            rows = [row for row in cell["entrants"] if "failed" not in row]
-            for place, row in enumerate(rows):
-                ours = row["system"].startswith("annotated")
-                axis.barh(place, speed(row), color=charts.COLOURS["accent" if ours else "data"])
-                most = ceiling(cell, row, rates) if rates else None
-                share = f" ({speed(row) / most:.0%})" if most else ""
-                axis.annotate(f" {speed(row):,.0f}{share}", (speed(row), place), va="center",
-                              fontsize=8)
-            axis.set_yticks(range(len(rows)), [f"{row['name']}, {setting_of(row)}" for row in rows],
-                            fontsize=8)
-            axis.invert_yaxis()
-            axis.set_xlim(0, 1.25 * max(map(speed, rows)))
-            axis.set_title(cell["name"], fontsize=9, loc="left")
-        axes[-1, 0].set_xlabel("tokens per second (in brackets: of the most that this machine "
-                               "could do)")
-        paths.append(folder / f"bench_{task}.png")
-        figure.savefig(paths[-1], dpi=130)
-        plt.close(figure)
-    return paths
+    if time_breakdown(results):
+        parts.append(breakdown_table(results))
+    return "\n\n".join(["\n".join(head), targets_table(results), *parts])

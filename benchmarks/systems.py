@@ -1,8 +1,7 @@
-"""The systems that are compared: how each is built, trained for a step, and made to write. One
-process uses one of them.
+"""The systems that are compared: how each builds its model, takes a training step and decodes.
 
-All have dropout in the same places (what each sub-layer gives, and embeddings with positions), Adam
-fused, and smoothed cross entropy.
+All have dropout in the same places (the output of each sub-layer, and the sum of embeddings and
+positions), fused Adam, and label-smoothed cross entropy. A process uses one system.
 """
 
 import math
@@ -12,27 +11,25 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from .work import BEGIN, END, PAD, SIZES, WRITTEN
+from .workloads import BEGIN, END, PAD, SIZES, TARGET_LENGTH
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-NEVER = -1e4  # added to the logit of what must not be written; finite in all precisions
-
-
-def smoothed(logits, target):
-    """The loss of those that bring none."""
-    return F.cross_entropy(logits.flatten(0, 1), target.flatten(), ignore_index=PAD,
-                           label_smoothing=0.1)
+SUPPRESS = -1e4  # bias of the logit of a token that must not be generated; finite in half precision
 
 
 def sinusoids(length, d_model):
-    """The positional encoding as people write it."""
+    """Return the sinusoidal positional encoding in its usual form, (length, d_model)."""
     angles = torch.arange(length)[:, None] * torch.exp(
         torch.arange(0, d_model, 2) * (-math.log(10_000.0) / d_model))
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)
 
 
 class System:
-    """A model with `train_step(batch)` and `write(source, beam)`; the defaults suit most."""
+    """A model with `train_step(batch, precision)` and `generate(source, beam, length)`.
+
+    size: a name in `workloads.SIZES`; precision: of decoding, None to train. Subclasses define
+    `build`, and `logits` or `generate`.
+    """
 
     precisions = ("fp32", "bf16")  # of decoding
 
@@ -49,22 +46,21 @@ class System:
                 self.compile()
         else:
             self.model.eval()
-            self.prepare(precision)
+            self.prepare_decoding(precision)
 
     def compile(self):
-        """Have `torch.compile` fuse the operations of training."""
+        """Compile what a training step calls."""
         self.model.compile()
 
-    def prepare(self, precision):
-        """Make the model ready to write in a precision."""
+    def prepare_decoding(self, precision):
+        """Convert the model to a precision for decoding."""
         if precision not in self.precisions:
-            raise ValueError(f"writes in {', '.join(self.precisions)} only")
+            raise ValueError(f"decodes in {', '.join(self.precisions)} only")
         self.model.to(DTYPES[precision])
 
-    def arrange(self, workers, threads):
-        """Set how many threads the next work takes.
-
-        `workers` matters to those that share a batch by themselves.
+    def set_parallelism(self, workers, threads):
+        """Set the number of threads, and of the workers of systems that divide a batch
+        themselves.
         """
         torch.set_num_threads(threads)
 
@@ -73,21 +69,23 @@ class System:
                                 fused=True)
 
     def train_step(self, batch, precision):
-        """One update; the loss."""
+        """Do one update; returns the loss."""
         self.optimizer.zero_grad()
         with torch.autocast(self.device.type, torch.bfloat16, enabled=precision == "bf16"):
-            loss = self.loss(batch)
+            source, target_in, target_out = batch
+            loss = F.cross_entropy(self.logits(source, target_in).flatten(0, 1),
+                                   target_out.flatten(), ignore_index=PAD, label_smoothing=0.1)
         loss.backward()
         self.optimizer.step()
         return loss.item()
 
-    def parameters(self):
-        """How many numbers are trained."""
+    def num_parameters(self):
+        """Return the number of trained parameters."""
         return sum(p.numel() for p in self.model.parameters() if p.requires_grad)
 
 
 class Annotated(System):
-    """The library of the book, through its own functions."""
+    """This library, through its public functions."""
 
     def build(self, N, d_model, d_ff, h, vocab_size, positions):
         from annotated.model.transformer import Transformer, TransformerConfig
@@ -105,12 +103,12 @@ class Annotated(System):
         return self.run.optimizer
 
     def compile(self):
-        """Layer by layer, as `annotated train` does."""
+        """Compile layer by layer, as `annotated train` does."""
         for layer in (*self.model.encoder.layers, *self.model.decoder.layers):
             layer.forward = torch.compile(layer.forward, dynamic=True)
 
     def train_step(self, batch, precision):
-        """What `annotated.training.loop.train` does for each batch."""
+        """Do what `annotated.training.loop.train` does for each batch."""
         from annotated.data.batches import Batch
         from annotated.fast.chunked_loss import ChunkedLoss
         from annotated.training.loop import forward_backward, update_weights
@@ -123,75 +121,71 @@ class Annotated(System):
         self.run.schedule.step()
         return loss
 
-    def prepare(self, precision):
-        """End is made impossible by the weights alone, so that whatever computes the logits
-        computes them as ever.
-        """
+    def prepare_decoding(self, precision):
+        """Suppress the end token by the weights alone, so that the logits are computed as usual."""
         with torch.no_grad():
             self.model.decoder.layers[-1].residual[-1].norm.bias.fill_(1.0)
             self.model.embedding.weight[END] = -0.2  # its logit: -0.2 · d_model
-        self.make_steps(precision)
+        self.make_decoder(precision)
 
-    def make_steps(self, precision):
-        """What computes a step: PyTorch, with the prepared model in this precision."""
+    def make_decoder(self, precision):
+        """Decode with PyTorch and the prepared model in this precision."""
         from annotated.fast.prepare import prepare
         from annotated.translation.search import IncrementalDecoder
 
-        super().prepare(precision)
+        super().prepare_decoding(precision)
         prepare(self.model)
-        self.steps = IncrementalDecoder
+        self.decoder = IncrementalDecoder
 
-    def write(self, source, beam, tokens=WRITTEN):
+    def generate(self, source, beam, length=TARGET_LENGTH):
         from annotated.translation.search import beam_search, greedy_decode
 
-        extra = tokens - source.size(1)
+        extra = length - source.size(1)
         if beam == 1:
-            return greedy_decode(self.model, source, extra=extra, steps=self.steps)
-        return [found[0][0]
-                for found in beam_search(self.model, source, beam, extra=extra, steps=self.steps)]
+            return greedy_decode(self.model, source, extra=extra, steps=self.decoder)
+        return [hypotheses[0][0] for hypotheses in beam_search(
+            self.model, source, beam, extra=extra, steps=self.decoder)]
 
 
 class AnnotatedEngine(Annotated):
-    """The library's engine on CTranslate2, with as many workers as it takes by itself: one for each
-    thread.
+    """This library's engine on CTranslate2, with the number of workers that it chooses: one for
+    each thread.
     """
 
     precisions = ("fp32", "bf16", "int8")
 
-    def make_steps(self, precision):
-        """Another library computes: a folder for it, as `annotated translate --engine ctranslate2`
-        makes it.
-        """
+    def make_decoder(self, precision):
+        """Make the checkpoint from which `annotated translate --engine ctranslate2` converts."""
         from annotated.data.tokenizers import WordTokenizer
         from annotated.training.checkpoints import Checkpoint
 
         words = [f"t{i}" for i in range(4, self.size.vocab_size)]
-        self.saved, self.precision, self.engine = Checkpoint(self.model, WordTokenizer(words),
-                                                             {}), precision, None
+        self.checkpoint = Checkpoint(self.model, WordTokenizer(words), {})
+        self.precision, self.engine = precision, None
 
-    def arrange(self, workers, threads):
-        """An engine has as many workers as there are threads when it is made."""
+    def set_parallelism(self, workers, threads):
+        """Create the engine, which has as many workers as there are threads at that moment."""
         from annotated.fast.engines import make_engine
 
-        super().arrange(1, workers)
+        super().set_parallelism(1, workers)
         if self.engine is None:
-            self.engine = make_engine("ctranslate2", self.saved, self.precision)
+            self.engine = make_engine("ctranslate2", self.checkpoint, self.precision)
             if self.engine.name != "ctranslate2":
                 raise ValueError(f"the engine does not compute this model in {self.precision}: see "
                                  "standard error")
 
-    def write(self, source, beam, tokens=WRITTEN):
-        return self.engine.search(source.tolist(), beam, 0.6, tokens - source.size(1))
+    def generate(self, source, beam, length=TARGET_LENGTH):
+        return self.engine.search(source.tolist(), beam, 0.6, length - source.size(1))
 
 
 class TorchModel(nn.Module):
-    """`torch.nn.Transformer` with the usual embeddings, positions and generator."""
+    """`torch.nn.Transformer` with the usual embeddings, positions and output projection."""
 
     def __init__(self, N, d_model, d_ff, h, vocab_size, positions):
         super().__init__()
         self.embedding = nn.Embedding(vocab_size, d_model, padding_idx=PAD)
         nn.init.normal_(self.embedding.weight, std=d_model**-0.5)
-        self.register_buffer("table", sinusoids(positions, d_model), persistent=False)
+        self.register_buffer("encoding", sinusoids(positions, d_model), persistent=False)
         self.dropout = nn.Dropout(0.1)
         self.transformer = nn.Transformer(d_model, h, N, N, d_ff, dropout=0.1, batch_first=True)
         self.generator = nn.Linear(d_model, vocab_size, bias=False)
@@ -199,7 +193,7 @@ class TorchModel(nn.Module):
         self.scale = math.sqrt(d_model)
 
     def embed(self, ids):
-        return self.dropout(self.embedding(ids) * self.scale + self.table[: ids.size(1)])
+        return self.dropout(self.embedding(ids) * self.scale + self.encoding[: ids.size(1)])
 
     def encode(self, source):
         return self.transformer.encoder(self.embed(source), src_key_padding_mask=source == PAD)
@@ -225,16 +219,12 @@ class Torch(System):
             if hasattr(layer, "multihead_attn"):
                 layer.multihead_attn.dropout = 0.0
 
-    def loss(self, batch):
-        source, target_in, target_out = batch
-        return smoothed(self.model(source, target_in), target_out)
+    def logits(self, source, target_in):
+        return self.model(source, target_in)
 
 
 def marian_model(N, d_model, d_ff, h, vocab_size, positions):
-    """MarianMT with random weights, its activation the one of the paper.
-
-    The pad, begin and end ids are ours.
-    """
+    """Return a MarianMT model with random weights, the paper's activation and our special ids."""
     from transformers import MarianConfig, MarianMTModel
 
     config = MarianConfig(vocab_size=vocab_size, d_model=d_model, encoder_layers=N,
@@ -245,8 +235,7 @@ def marian_model(N, d_model, d_ff, h, vocab_size, positions):
                           eos_token_id=END, decoder_start_token_id=BEGIN, forced_eos_token_id=None,
                           share_encoder_decoder_embeddings=True, tie_word_embeddings=True)
     model = MarianMTModel(config)
-    for position in (END, PAD):
-        model.final_logits_bias[:, position] = NEVER
+    model.final_logits_bias[:, [END, PAD]] = SUPPRESS
     return model
 
 
@@ -255,17 +244,16 @@ class Marian(System):
         self.model = marian_model(*sizes)
         self.model.generation_config.forced_eos_token_id = None
 
-    def loss(self, batch):
-        source, target_in, target_out = batch
-        return smoothed(self.model(input_ids=source, attention_mask=source != PAD,
-                                   decoder_input_ids=target_in).logits, target_out)
+    def logits(self, source, target_in):
+        return self.model(input_ids=source, attention_mask=source != PAD,
+                          decoder_input_ids=target_in).logits
 
     @torch.inference_mode()
-    def write(self, source, beam, tokens=WRITTEN):
-        out = self.model.generate(input_ids=source, attention_mask=(source != PAD).long(),
-                                  num_beams=beam, do_sample=False, use_cache=True,
-                                  min_new_tokens=tokens, max_new_tokens=tokens)
-        return out[:, 1:].tolist()
+    def generate(self, source, beam, length=TARGET_LENGTH):
+        output = self.model.generate(input_ids=source, attention_mask=(source != PAD).long(),
+                                     num_beams=beam, do_sample=False, use_cache=True,
+                                     min_new_tokens=length, max_new_tokens=length)
+        return output[:, 1:].tolist()
 
 
 class XTransformers(System):
@@ -276,23 +264,22 @@ class XTransformers(System):
                  "max_seq_len": 128, "attn_dim_head": d_model // h, "ff_mult": d_ff / d_model,
                  "ff_custom_activation": nn.ReLU(), "attn_flash": True, "emb_dropout": 0.1,
                  "ff_sublayer_dropout": 0.1, "attn_sublayer_dropout": 0.1}
-        both = {f"{side}_{name}": value for side in ("enc", "dec") for name, value in stack.items()}
-        both["dec_cross_attn_sublayer_dropout"] = 0.1
+        stacks = {f"{side}_{name}": value
+                  for side in ("enc", "dec") for name, value in stack.items()}
+        stacks["dec_cross_attn_sublayer_dropout"] = 0.1
         self.model = XTransformer(dim=d_model, tie_token_emb=True, ignore_index=PAD, pad_value=PAD,
-                                  **both)
+                                  **stacks)
         self.model.decoder.net.to_logits.weight = self.model.encoder.token_emb.emb.weight
 
     def compile(self):
-        """All that `loss` calls."""
+        """Compile encoder and decoder, which `logits` calls separately."""
         for part in (self.model.encoder, self.model.decoder.net):
             part.compile()
 
-    def loss(self, batch):
-        source, target_in, target_out = batch
+    def logits(self, source, target_in):
         mask = source != PAD
         memory = self.model.encoder(source, mask=mask, return_embeddings=True)
-        return smoothed(self.model.decoder.net(target_in, context=memory, context_mask=mask),
-                        target_out)
+        return self.model.decoder.net(target_in, context=memory, context_mask=mask)
 
 
 class JoeyNMT(System):
@@ -322,70 +309,71 @@ class JoeyNMT(System):
                 module.pwff_layer[2].p = 0.0
 
     def compile(self):
-        """What `loss` and the model's own `forward` call."""
+        """Compile the method that `logits` and the model's own `forward` call."""
         self.model._encode_decode = torch.compile(self.model._encode_decode)
 
-    def loss(self, batch):
-        source, target_in, target_out = batch
+    def logits(self, source, target_in):
         inputs = {"src": source, "src_length": (source != PAD).sum(dim=1),
                   "src_mask": (source != PAD).unsqueeze(1), "trg_input": target_in,
                   "trg_mask": (target_in != PAD).unsqueeze(1)}
-        return smoothed(self.model._encode_decode(**inputs)[0], target_out)
+        return self.model._encode_decode(**inputs)[0]
 
 
 class CTranslate2(System):
-    """The weights of a MarianMT model through CTranslate2's converter, which leaves one type, the
-    padding, out.
+    """A MarianMT model after CTranslate2's converter, which drops the padding from the
+    vocabulary.
     """
 
     precisions = ("fp32", "bf16", "int8")
-    KINDS = {"fp32": "float32", "bf16": "bfloat16", "int8": "int8"}
+    COMPUTE_TYPES = {"fp32": "float32", "bf16": "bfloat16", "int8": "int8"}
 
     def build(self, *sizes):
         self.model = marian_model(*sizes)
 
-    def prepare(self, precision):
+    def prepare_decoding(self, precision):
         import ctranslate2
         from ctranslate2.converters import transformers as converters
 
-        if self.KINDS[precision] not in ctranslate2.get_supported_compute_types(self.device.type):
+        self.compute_type, self.setting = self.COMPUTE_TYPES[precision], None
+        if self.compute_type not in ctranslate2.get_supported_compute_types(self.device.type):
             raise ValueError(f"CTranslate2 offers no {precision} on this machine")
         spec = converters.MarianMTLoader().get_model_spec(self.model)
-        names = ["<unk>", "<s>", "</s>", *(f"t{i}" for i in range(3, self.size.vocab_size - 1))]
-        spec.register_source_vocabulary(names)
-        spec.register_target_vocabulary(names)
+        vocabulary = ["<unk>", "<s>", "</s>",
+                      *(f"t{i}" for i in range(3, self.size.vocab_size - 1))]
+        spec.register_source_vocabulary(vocabulary)
+        spec.register_target_vocabulary(vocabulary)
         spec.config.unk_token = "<unk>"
         spec.config.eos_token = spec.config.decoder_start_token = "</s>"
-        self.names, self.count = names, super().parameters()
+        self.vocabulary, self.parameters = vocabulary, super().num_parameters()
         self.folder = tempfile.TemporaryDirectory()
-        self.kind, self.setting = self.KINDS[precision], None
         spec.validate()
         spec.optimize(quantization=None)
         spec.save(self.folder.name)
         del self.model
 
-    def arrange(self, workers, threads):
-        """Threads are given to a translator as it is made: a new one for each setting."""
+    def set_parallelism(self, workers, threads):
+        """Create a translator for each setting, as its threads are fixed when it is created."""
         import ctranslate2
 
-        super().arrange(1, threads)
+        super().set_parallelism(1, threads)
         if self.setting != (workers, threads):
             self.setting, self.translator = (workers, threads), None
             self.translator = ctranslate2.Translator(self.folder.name, self.device.type,
-                                                     compute_type=self.kind, inter_threads=workers,
+                                                     compute_type=self.compute_type,
+                                                     inter_threads=workers,
                                                      intra_threads=threads)
 
-    def parameters(self):
-        return self.count
+    def num_parameters(self):
+        return self.parameters
 
-    def write(self, source, beam, tokens=WRITTEN):
-        texts = [[self.names[i] for i in row if i != PAD] for row in source.tolist()]
-        # of each worker; without it one worker takes them all
+    def generate(self, source, beam, length=TARGET_LENGTH):
+        texts = [[self.vocabulary[i] for i in row if i != PAD] for row in source.tolist()]
+        # the batch of each worker; without a limit one worker takes all sentences
         share = math.ceil(len(texts) / self.setting[0])
-        found = self.translator.translate_batch(texts, max_batch_size=share,
-                                                beam_size=beam, max_decoding_length=tokens,
-                                                min_decoding_length=tokens, length_penalty=0.6)
-        return [result.hypotheses[0] for result in found]
+        results = self.translator.translate_batch(texts, max_batch_size=share,
+                                                  beam_size=beam, max_decoding_length=length,
+                                                  min_decoding_length=length, length_penalty=0.6)
+        return [result.hypotheses[0] for result in results]
 
 
 SYSTEMS = {"annotated": Annotated, "annotated, CTranslate2": AnnotatedEngine, "torch": Torch,
@@ -393,7 +381,7 @@ SYSTEMS = {"annotated": Annotated, "annotated, CTranslate2": AnnotatedEngine, "t
            "ctranslate2": CTranslate2}
 
 
-def make(name, *arguments):
-    """The system of this name; "…, compiled" is trained with `torch.compile`."""
+def make_system(name, *arguments):
+    """Return the system of a name; "NAME, compiled" trains with `torch.compile`."""
     plain = name.removesuffix(", compiled")
     return SYSTEMS.get(name, SYSTEMS[plain])(*arguments, compiled=name != plain)

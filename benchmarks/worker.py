@@ -1,5 +1,6 @@
-"""One system in a process of its own: `python -m benchmarks.worker SYSTEM [DEVICE]`, asked by
-`protocol.Worker`.
+"""The worker process of one system: `python -m benchmarks.worker SYSTEM [DEVICE]`.
+
+It answers the requests of `harness.Worker`.
 """
 
 import ctypes
@@ -15,17 +16,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from . import work
-from .protocol import serve
+from . import workloads
+from .harness import serve
 
 PACKAGES = {"annotated": "annotated-attention", "torch": "torch", "marian": "transformers",
             "x-transformers": "x-transformers", "joeynmt": "joeynmt", "ctranslate2": "ctranslate2"}
 
 
-def peak_reset():
-    """Give freed memory back to the system and begin a new peak.
+def reset_peak_memory():
+    """Return freed memory to the operating system and start a new peak.
 
-    False where Linux's way is not there.
+    False where the system has no such peak (it is a feature of Linux).
     """
     gc.collect()
     with suppress(OSError, AttributeError):
@@ -35,26 +36,26 @@ def peak_reset():
     return False
 
 
-def peak():
-    """Most memory resident since `peak_reset`, in bytes (Linux); None elsewhere."""
+def peak_memory():
+    """Return the most bytes resident since `reset_peak_memory`, on Linux; None elsewhere."""
     with suppress(OSError, IndexError):
         return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
 
 
 @contextmanager
-def measured(device, result):
-    """Put the wall-clock seconds of the block into `result`; a GPU has finished then."""
-    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
-    wait()
+def timed(device, result):
+    """Record start, end and seconds of the block in `result`, when a GPU has finished its work."""
+    synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
+    synchronize()
     start = time.perf_counter()
     yield
-    wait()
+    synchronize()
     result |= {"start": start, "end": time.perf_counter()}  # on a clock that all processes share
     result["seconds"] = result["end"] - start
 
 
-def best_of(function, seconds=0.5):
-    """The shortest time of repeated calls."""
+def shortest_time(function, seconds=0.5):
+    """Return the shortest time of a call, of at least three calls in about `seconds`."""
     function()
     times, end = [], time.perf_counter() + seconds
     while len(times) < 3 or time.perf_counter() < end:
@@ -64,97 +65,92 @@ def best_of(function, seconds=0.5):
     return min(times)
 
 
-def again(function, device):
-    """A function that does it once.
-
-    Twenty times on a GPU, where one is over before it is waited for. And how often.
-    """
-    if device != "cuda":
-        return function, 1
-
-    def often():
-        for _ in range(20):
-            function()
-        torch.cuda.synchronize()
-
-    return often, 20
-
-
 @contextmanager
-def counting_waits(device):
-    """Yields a list that grows by one whenever the host waits for a GPU, as far as PyTorch notices:
-    not for an event that was recorded, and not for a copy that the driver does step by step.
+def record_syncs(device):
+    """Yield a list that grows by one at each synchronisation of the host with a GPU.
+
+    PyTorch's debug mode reports them; it misses waits for a recorded event, and copies that the
+    driver makes in steps.
     """
-    with warnings.catch_warnings(record=True) as found:
+    with warnings.catch_warnings(record=True) as syncs:
         warnings.simplefilter("ignore")
         warnings.filterwarnings("always", "called a synchronizing CUDA operation")
         if device == "cuda":
             torch.cuda.set_sync_debug_mode("warn")
-        yield found
+        yield syncs
         if device == "cuda":
             torch.cuda.set_sync_debug_mode("default")
 
 
 def machine_rates(device):
-    """What this machine can do: operations a second of matrix products of the model's shapes, bytes
-    a second read, µs per call.
+    """Return what this machine reaches: operations a second in matrix products of the model's
+    shapes by precision, bytes a second read from memory, and microseconds per call of an operator.
     """
     shapes, rates = ((256, 512, 512), (2048, 512, 2048), (2048, 2048, 512), (2048, 512, 8192),
                      (2048, 2048, 2048)), {}
+    repeats = 1
     if device == "cuda":
         shapes = ((25_000, 512, 2048), (25_000, 2048, 512), (8192, 8192, 8192))
+        repeats = 20  # a single call takes no longer than the wait for its end
+
+    def seconds_per_call(function, seconds):
+        def repeat():
+            for _ in range(repeats):
+                function()
+            if device == "cuda":
+                torch.cuda.synchronize()
+
+        return shortest_time(repeat, seconds) / repeats
+
     for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16), ("int8", torch.int8)):
         best = 0.0
         for m, k, n in shapes:
             if dtype == torch.int8:
                 a, b = (torch.ones(shape, dtype=dtype, device=device) for shape in ((m, k), (k, n)))
-                product = lambda a=a, b=b: torch._int_mm(a, b)  # noqa: E731
+                products = [lambda a=a, b=b: torch._int_mm(a, b)]
             else:
                 a, b = (torch.randn(shape, device=device).to(dtype) for shape in ((m, k), (n, k)))
-                product = lambda a=a, b=b: torch.nn.functional.linear(a, b)  # noqa: E731
-            ways = [product]
-            # of two libraries the one that PyTorch does not take may be the faster
+                products = [lambda a=a, b=b: torch.nn.functional.linear(a, b)]
+            # the library that PyTorch does not choose may be the faster one
             if name == "fp32" and device == "cpu":
-                ways.append(
+                products.append(
                     lambda a=a, b=b: torch.ops.mkldnn._linear_pointwise(a, b, None, "none", [], ""))
-            for way in ways:
-                call, times = again(way, device)
+            for product in products:
                 with suppress(RuntimeError, AttributeError), torch.inference_mode():
-                    best = max(best, 2 * m * k * n * times / best_of(call, 0.15))
+                    best = max(best, 2 * m * k * n / seconds_per_call(product, 0.15))
             if best < rates.get("fp32", 0.0) / 20:  # plain loops, slow beyond use
                 break
         rates[name] = best
     # where torch has no fast int8 product of its own
     rates["int8"] = max(rates["int8"], rates["bf16"])
     block = torch.ones(64_000_000, device=device)  # 256 MB, more than the caches hold
-    read, times = again(block.sum, device)
-    rates["bandwidth"] = block.numel() * 4 * times / best_of(read)
-    one, calls = torch.zeros(1, device=device), 1000
-    with torch.inference_mode():
-        call, times = again(lambda: [one.add_(0.0) for _ in range(calls)], device)
-        # a call that computes next to nothing
-        rates["call_us"] = 1e6 * best_of(call, 0.15) / times / calls
+    rates["bandwidth"] = block.numel() * 4 / seconds_per_call(block.sum, 0.5)
+    scalar, calls = torch.zeros(1, device=device), 1000
+    with torch.inference_mode():  # calls that compute next to nothing
+        seconds = seconds_per_call(lambda: [scalar.add_(0.0) for _ in range(calls)], 0.15)
+    rates["call_us"] = 1e6 * seconds / calls
     return rates
 
 
-class Bench:
-    """What a worker keeps between requests, and how it answers them."""
+class RequestHandler:
+    """Answers requests about one system, and keeps its model and batches between them."""
 
     def __init__(self, name, device="cpu"):
-        self.name, self.device, self.data = name, device, {}
+        self.name, self.device, self.batches = name, device, {}
 
     def handle(self, request):
-        """Answer one request: facts, rates, build or visit."""
-        return getattr(self, request.pop("do"))(**request)
+        """Call the method that a request names: rates, build, measure or profile."""
+        return getattr(self, request.pop("method"))(**request)
 
     def rates(self, threads):
+        """Measure the machine."""
         torch.set_num_threads(threads)
         return machine_rates(self.device)
 
     def build(self, size, precision=None):
-        """Make the model; says how many parameters it has, and which versions are at work.
+        """Build the model; returns its number of parameters and the versions of the packages.
 
-        size: a name in `work.SIZES`, or the fields of a `work.Size`; precision: of decoding.
+        size: a name in `workloads.SIZES`, or the fields of a `Size`; precision: of decoding.
         """
         from . import systems
 
@@ -163,52 +159,56 @@ class Bench:
             package = PACKAGES[self.name.split(",")[0]]
             versions[package] = metadata.version(package)
         if isinstance(size, dict):
-            work.SIZES["given"], size = work.Size(**size), "given"
-        self.size, self.system = size, systems.make(self.name, size, precision, self.device)
-        return {"parameters": self.system.parameters(), "versions": versions}
+            workloads.SIZES["custom"], size = workloads.Size(**size), "custom"
+        self.size, self.system = size, systems.make_system(self.name, size, precision, self.device)
+        return {"parameters": self.system.num_parameters(), "versions": versions}
 
-    def visit(self, kind, precision, setting, first=False, trim=False, **options):
-        """Do a cell's work once and time it.
+    def measure(self, task, precision, setting, warmup=False, trim=False, **options):
+        """Do a task once and time it.
 
-        `first`: after something untimed, in which the waits of the host for a GPU are counted, and
-        the peak of memory is looked at.
+        warmup: do it untimed before, counting synchronisations with a GPU, and return the peak of
+        memory; trim: return freed memory to the operating system before and after.
         """
-        function = getattr(self, f"_{kind}")
-        result = {}
-        self.system.arrange(*setting)
-        if first or trim:
-            known = self.give_back()
-            for _ in range(2 if kind == "train" else 1):  # the second step, too, takes memory anew
-                with counting_waits(self.device) as found:
-                    function(precision, **self.shorter(options))
-            if first:
-                result["waits"] = len(found) / self.shorter(options)["units"]
-        with measured(self.device, result):
+        function, result = getattr(self, f"_{task}"), {}
+        self.system.set_parallelism(*setting)
+        if warmup or trim:
+            has_peak = self.release_memory()
+            # one unit, or two where a compiler specialises at the second
+            short = options | {"units": 2 if "compiled" in self.name else 1}
+            # the second training step allocates memory anew, too
+            for _ in range(2 if task == "train" else 1):
+                with record_syncs(self.device) as syncs:
+                    function(precision, **short)
+            if warmup:
+                result["waits"] = len(syncs) / short["units"]
+        with timed(self.device, result):
             result["tokens"] = function(precision, **options)
-        if first:
-            result["peak"] = (torch.cuda.max_memory_allocated() if self.device == "cuda" else peak()
-                              if known else None)
+        if warmup:
+            peak = torch.cuda.max_memory_allocated if self.device == "cuda" else peak_memory
+            result["peak"] = peak() if has_peak else None
         if trim:
-            self.give_back()
+            self.release_memory()
         return result
 
-    def profile(self, precision, setting, steps=3, tokens=work.TOKENS):
-        """What a training step is made of, after six untimed: its seconds on the clock, of the host
-        by operation (each without those that it calls) and of a GPU by kernel, and how often it
-        attends and calls the driver: {"seconds", "operations", "kernels", "calls"}.
+    def profile(self, precision, setting, steps=3, tokens=workloads.BATCH_TOKENS):
+        """Profile training steps after six untimed ones.
+
+        Returns per step {"seconds" of wall clock, "operations": {host operation: seconds without
+        those of operations that it calls}, "kernels": {GPU kernel: seconds}, "calls": {attention or
+        driver call: count}}.
         """
         from torch.autograd import DeviceType
         from torch.profiler import ProfilerActivity, profile
 
-        watched, result = [ProfilerActivity.CPU], {}
+        activities, result = [ProfilerActivity.CPU], {}
         if self.device == "cuda":
-            watched.append(ProfilerActivity.CUDA)
-        self.system.arrange(*setting)
+            activities.append(ProfilerActivity.CUDA)
+        self.system.set_parallelism(*setting)
         self._train(precision, 6, tokens)
         self._batches(steps, tokens)
-        with profile(activities=watched) as kept, measured(self.device, result):
+        with profile(activities=activities) as profiler, timed(self.device, result):
             self._train(precision, steps, tokens)
-        rows = kept.key_averages()
+        rows = profiler.key_averages()
         host = [row for row in rows if row.device_type == DeviceType.CPU]
         kernels = [row for row in rows if row.device_type != DeviceType.CPU
                    and not row.is_user_annotation]  # spans of kernels that have rows of their own
@@ -218,66 +218,60 @@ class Bench:
                 "calls": {row.key: row.count / steps for row in host
                           if row.key.startswith("cu") or "dot_product" in row.key}}
 
-    def give_back(self):
-        """Give back memory that is free, and begin a new peak; whether there is a peak to be
-        known.
-        """
-        known = peak_reset()
+    def release_memory(self):
+        """Return freed memory and start a new peak; whether the peak can be measured."""
+        has_peak = reset_peak_memory()
         if self.device == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
-        return known
+        return has_peak
 
-    def shorter(self, options):
-        """What to do untimed: one unit, or two where a compiler sees more at the second."""
-        return options | {"units": 2 if "compiled" in self.name else 1}
-
-    def _batches(self, units, tokens, length=32):
-        """The batches of a cell, made once."""
-        if (units, tokens, length) not in self.data:
+    def _batches(self, units, tokens, length=workloads.TRAINING_LENGTH):
+        """Return batches of random sentences, which are made once."""
+        if (units, tokens, length) not in self.batches:
             from annotated.data.batches import Batch
 
-            pairs = work.sentences(np.concatenate([work.equal_lengths(tokens, length)] * units),
-                                   work.SIZES[self.size].vocab_size)
-            of_one = len(pairs) // units
-            collated = [Batch.collate(pairs[i * of_one:(i + 1) * of_one]).to(self.device)
+            count = tokens // length
+            pairs = workloads.random_pairs(units * count, length,
+                                           workloads.SIZES[self.size].vocab_size)
+            collated = [Batch.collate(pairs[i * count:(i + 1) * count]).to(self.device)
                         for i in range(units)]
-            self.data[units, tokens, length] = [(batch.source, batch.target_in, batch.target_out)
-                                                for batch in collated]
-        return self.data[units, tokens, length]
+            self.batches[units, tokens, length] = [
+                (batch.source, batch.target_in, batch.target_out) for batch in collated]
+        return self.batches[units, tokens, length]
 
-    def _train(self, precision, units=1, tokens=work.TOKENS, length=32):
+    def _train(self, precision, units=1, tokens=workloads.BATCH_TOKENS,
+               length=workloads.TRAINING_LENGTH):
         total = 0
         for batch in self._batches(units, tokens, length):
             loss = self.system.train_step(batch, precision)
             if not 0 < loss < 1e7:
                 raise ArithmeticError(f"the loss is {loss}")
-            total += int((batch[2] != work.PAD).sum())
+            total += int((batch[2] != workloads.PAD).sum())
         return total
 
-    def _write(self, precision, beam=1, batch=1, units=1, written=work.WRITTEN, source=work.SOURCE):
-        size, total = work.SIZES[self.size], 0
-        draw = np.random.default_rng(batch)
+    def _generate(self, precision, beam=1, batch=1, units=1, target=workloads.TARGET_LENGTH,
+                  source=workloads.SOURCE_LENGTH):
+        rng = np.random.default_rng(batch)
         for _ in range(units):
-            ids = draw.integers(4, size.vocab_size - 1, (batch, source))
-            ids[:, -1] = work.END
-            found = self.system.write(torch.tensor(ids, device=self.device), beam, written)
-            lengths = {len(row) for row in found}
-            if len(found) != batch or lengths != {written}:
-                raise ArithmeticError(f"wrote {len(found)} sentences of {sorted(lengths)} tokens, "
-                                      f"not {batch} of {written}")
-            total += batch * written
-        return total
+            ids = rng.integers(4, workloads.SIZES[self.size].vocab_size - 1, (batch, source))
+            ids[:, -1] = workloads.END
+            output = self.system.generate(torch.tensor(ids, device=self.device), beam, target)
+            lengths = {len(row) for row in output}
+            if len(output) != batch or lengths != {target}:
+                raise ArithmeticError(f"wrote {len(output)} sentences of {sorted(lengths)} tokens, "
+                                      f"not {batch} of {target}")
+        return units * batch * target
 
 
 def main():
-    """Keep standard output for replies; whatever libraries print goes to standard error."""
+    """Serve requests; what libraries print to standard output goes to standard error instead."""
     warnings.filterwarnings("ignore")
     if sys.argv[2:] == ["cuda"]:
         torch.set_float32_matmul_precision("high")  # fp32 is TF32 for all, as in `train`
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    serve(Bench(*sys.argv[1:]).handle, sys.stdin, replies)
+    serve(RequestHandler(*sys.argv[1:]).handle, sys.stdin, replies)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Put what `annotated score` wrote of a run into a file of results, a line a run.
+"""Add the output of `annotated score` for a run to a file of results, one line per run.
 
     python experiments/collect.py RESULTS.jsonl ROW SEED FOLDER/SPLIT.json
 
-The line holds row, seed of the training and split, the facts of SPLIT.json, and as "outputs" the
-translations of SPLIT.txt. It takes the place of a line of the same run.
+The line holds row, training seed and split, the content of SPLIT.json, and the translations of
+SPLIT.txt as "outputs". It replaces an earlier line of the same run.
 """
 
 import sys

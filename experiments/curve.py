@@ -1,9 +1,9 @@
-"""BLEU along a run that has kept its checkpoints, for page 19; `newstest.sh` calls it.
+"""BLEU of the checkpoints of a run, for page 19; `newstest.sh` calls it.
 
     python experiments/curve.py RUN CORPUS SOURCE TARGET EVERY RESULT.json COMMAND
 
-RUN: the checkpoints of `annotated train CORPUS --source SOURCE --target TARGET`. That of every
-EVERYth update translates `valid` greedily. COMMAND, which makes all of this, is noted.
+RUN: the checkpoints of `annotated train CORPUS --source SOURCE --target TARGET`, of which that of
+every EVERYth update translates `valid` greedily. COMMAND is stored as the command of the result.
 """
 
 import sys
@@ -18,15 +18,15 @@ from annotated.training.checkpoints import load_checkpoint, run_checkpoints
 from annotated.translation.search import translate
 
 
-def along(run, pairs, source, every):
-    """[{"step", "bleu"}], oldest first, of the checkpoints in a folder, and the signature."""
+def bleu_curve(run, pairs, source, every):
+    """Return [{"step", "bleu"}] of the checkpoints in a folder, oldest first, and the signature."""
     sentences, references = zip(*pairs, strict=True)
     metric, rows = sacrebleu.BLEU(), []
     for folder in run_checkpoints(run, scheduled=True):
         if (step := int(folder.name[5:])) % every == 0:
             saved = load_checkpoint(folder)
-            written = translate(sentences, prepare(saved.model.eval()), saved.tokenizer, source)
-            rows.append({"step": step, "bleu": metric.corpus_score(written, [references]).score})
+            outputs = translate(sentences, prepare(saved.model.eval()), saved.tokenizer, source)
+            rows.append({"step": step, "bleu": metric.corpus_score(outputs, [references]).score})
             print(rows[-1], flush=True)
     if not rows:
         advice = "train with --save-every and --keep-last"
@@ -36,7 +36,7 @@ def along(run, pairs, source, every):
 
 def main(run, corpus, source, target, every, out, command):
     valid = load_corpus(corpus, None, source, target).valid
-    rows, signature = along(run, valid, source, int(every))
+    rows, signature = bleu_curve(run, valid, source, int(every))
     data = f"valid of {corpus}, {source} to {target}, {len(valid):,} sentences, greedily"
     write_json(out, {"data": f"{data}, one checkpoint a row", "signature": signature,
                      "command": command, "rows": rows, "machine": describe_machine(),

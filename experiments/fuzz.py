@@ -1,8 +1,8 @@
-"""Any text goes through prepare, train, translate and score: experiments/fuzz.py [--lines 20000]
+"""Fuzz prepare, train, translate and score with random text: experiments/fuzz.py [--lines 20000]
 
-Lines of mixed scripts, control characters, marks, halves of emoji and terminal codes are drawn by a
-seed. A tiny model learns from them and translates them all. It fails unless there is a line out for
-each line in, blank where nothing can be seen, and no U+FFFD that the line did not hold.
+The lines mix scripts, control characters, marks, parts of emoji and terminal codes, from a seed. A
+tiny model learns from them and translates them all. The script fails unless each line gives one
+line, blank where nothing is visible, and without a U+FFFD that the line did not contain.
 """
 
 import argparse
@@ -29,7 +29,7 @@ SPACES = [" ", " ", " ", "  ", "\t", "\u00a0", "\u2003", "\u202f", "\u3000"]
 
 
 def draw_line(generator):
-    """A line of words of some scripts, with a stranger among them here and there; it may be empty.
+    """Return a line of words in some scripts, with marks and invisible characters; it may be empty.
     """
     words = []
     for _ in range(generator.choice((0, 1, 2, 4, 8, 16))):
@@ -42,10 +42,10 @@ def draw_line(generator):
     return "".join(words).replace("\n", " ")
 
 
-def annotated(*words, **how):
-    """Run a command; its output, or an error with what it said."""
+def run_annotated(*words, **options):
+    """Run an `annotated` command; returns its output, or exits with its error message."""
     done = subprocess.run([sys.executable, "-m", "annotated", *map(str, words)],
-                          capture_output=True, **how)
+                          capture_output=True, **options)
     if done.returncode or b"Traceback" in done.stderr:
         raise SystemExit(f"annotated {words[0]}: status {done.returncode}\n"
                          f"{done.stderr.decode(errors='replace')[-3000:]}")
@@ -53,7 +53,7 @@ def annotated(*words, **how):
 
 
 def check_lines(lines, output):
-    """Raise an AssertionError unless each line has its one line of output."""
+    """Raise an AssertionError unless each line has one valid line of output."""
     outputs = output.split("\n")
     assert outputs.pop() == "" and len(outputs) == len(lines), "one line out for one in"
     for number, (line, text) in enumerate(zip(lines, outputs, strict=True), start=1):
@@ -71,21 +71,21 @@ def main():
     options = parser.parse_args()
     generator, start = random.Random(options.seed), time.time()
     lines = [draw_line(generator) for _ in range(options.lines)]
-    with tempfile.TemporaryDirectory() as place:
-        place = Path(place)
-        own = place / "own"
+    with tempfile.TemporaryDirectory() as folder:
+        folder = Path(folder)
+        own = folder / "own"
         own.mkdir()
         plain = [line for line in lines if "\r" not in line]  # which no reference may hold
         for split, part in (("train", lines), ("valid", lines[:200]), ("test", plain[:500])):
-            for turn, language in ((1, "en"), (-1, "de")):
-                text = "".join(f"{line}\n" for line in part[::turn])
+            for order, language in ((1, "en"), (-1, "de")):
+                text = "".join(f"{line}\n" for line in part[::order])
                 (own / f"{split}.{language}").write_bytes(text.encode("utf-8"))
         sizes = "--N 1 --d-model 32 --d-ff 64 --h 2 --steps 30 --max-tokens 2048".split()
-        annotated("prepare", own, place / "p", "--vocab-size", 800)
-        annotated("train", place / "p", "--out", place / "model", *sizes)
-        annotated("score", place / "model", own, "test", place / "results")
+        run_annotated("prepare", own, folder / "p", "--vocab-size", 800)
+        run_annotated("train", folder / "p", "--out", folder / "model", *sizes)
+        run_annotated("score", folder / "model", own, "test", folder / "results")
         for name in ("train.en", "train.de"):
-            output = annotated("translate", "--model", place / "model", "--input", own / name)
+            output = run_annotated("translate", "--model", folder / "model", "--input", own / name)
             check_lines(lines if name == "train.en" else lines[::-1], output.decode("utf-8"))
     facts = {"lines": options.lines, "seed": options.seed, "translated": 2 * options.lines,
              "scripts": list(SCRIPTS), "seconds": round(time.time() - start)}

@@ -16,8 +16,8 @@ from annotated.files import CHECKOUT, write_text
 from annotated.results import read_json, read_json_lines
 from annotated.training.checkpoints import load_checkpoint, save_checkpoint
 
-PLACE = CHECKOUT / "results" / "models"
-MOST, MOST_TOGETHER = 12e6, 30e6  # bytes
+FOLDER = CHECKOUT / "results" / "models"
+MAX_BYTES, MAX_TOTAL_BYTES = 12e6, 30e6
 MODELS = {  # name: the folder of the trained model, its file of results, and what its card says
     "gum": ("_build/parse-gum", "parsing_gum.json", {
         "purpose": "a constituency parser for English (page 22)",
@@ -44,7 +44,7 @@ MODELS = {  # name: the folder of the trained model, its file of results, and wh
                 "and the training split of Multi30k (no licence named, for research and "
                 "education)"}),
 }
-FORMS = {  # of models that were trained on text which a script had put into a form
+NORMALIZERS = {  # of models that were trained on text which a script had normalised
     "multi30k": Normalizer(lowercase=True, punctuation=True, moses=True)}
 CARD = """---
 license: {license}
@@ -64,8 +64,10 @@ rounding moved no weight by more than {moved:.1e}.
 """
 
 
-def measured(path):
-    """The facts of the run that a kept model comes from; of many the first row's seed 0."""
+def load_result(path):
+    """Return the result of the run that a model comes from: in a file of many, that of row
+    "published" and seed 0.
+    """
     if path.suffix == ".json":
         return read_json(path)
     first = ("published", 0, "test")
@@ -73,17 +75,17 @@ def measured(path):
                 if (run["row"], run["training_seed"], run["split"]) == first)
 
 
-def keep(name, place=PLACE, root=CHECKOUT):
-    """Write the model `name` into a folder of `place`; ValueError for one that is too large."""
+def keep(name, place=FOLDER, root=CHECKOUT):
+    """Write the model `name` into `place`; raises a ValueError if it is too large."""
     folder, results, figures = MODELS[name]
-    machine = measured(root / "results" / results)["machine"]
+    machine = load_result(root / "results" / results)["machine"]
     saved = load_checkpoint(root / folder)
     weights = saved.model.state_dict().values()
     moved = max((weight.half() - weight).abs().max().item() for weight in weights)
     with tempfile.TemporaryDirectory() as part:
         new = Path(part) / name
-        if name in FORMS:
-            saved.tokenizer.normalizer = FORMS[name]
+        if name in NORMALIZERS:
+            saved.tokenizer.normalizer = NORMALIZERS[name]
         save_checkpoint(new, saved.model.half(), saved.tokenizer, **saved.info)
         write_text(new / "README.md", CARD.format(
             name=name, results=results, machine=machine, moved=moved,
@@ -91,8 +93,8 @@ def keep(name, place=PLACE, root=CHECKOUT):
             seed=saved.info["training"]["seed"], average=len(saved.info["averaged"]),
             parameters=sum(weight.numel() for weight in saved.model.parameters()), **figures))
         size = sum(path.stat().st_size for path in new.iterdir())
-        if size > MOST:
-            got = f"the model {name} has {size / 1e6:.1f} MB, more than {MOST / 1e6:.0f}"
+        if size > MAX_BYTES:
+            got = f"the model {name} has {size / 1e6:.1f} MB, more than {MAX_BYTES / 1e6:.0f}"
             raise ValueError(f"{got}: keep a smaller one")
         shutil.rmtree(place / name, ignore_errors=True)
         shutil.copytree(new, place / name, copy_function=shutil.copyfile)

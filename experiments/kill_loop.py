@@ -1,12 +1,13 @@
-"""Kill a training run with `kill -9`, go on each time, and compare its end with an undisturbed run.
+"""Kill a training run with SIGKILL, resume it each time, and compare its end with an undisturbed
+run.
 
     python experiments/kill_loop.py --kills 20 --processes 2
 
-Each kill has a place, in turn one of PLACES, and a plan drawn from a seed: at which update,
-checkpoint and file. The process kills itself there, so nothing depends on how fast a machine is;
-what lies in the run folder afterwards must show that place. Weights, optimiser, random numbers and
-log must be equal to the last bit. Of two processes one is killed; the other has to end by itself
-within a minute. Prints what happened as JSON; the exit status is 1 if anything differs.
+Each kill happens at one of PLACES, in turn, and at an update, checkpoint and file drawn from a
+seed. The process kills itself there, so that nothing depends on the speed of the machine; the run
+folder must show the place afterwards. Weights, optimiser, random numbers and log must be equal to
+the last bit. Of two processes one is killed, and the other has to end by itself within a minute.
+Prints a report as JSON; the exit status is 1 if anything differs.
 """
 
 import argparse
@@ -33,8 +34,8 @@ from annotated.training.checkpoints import MANIFEST, OPTIMIZER, run_checkpoints
 from annotated.training.distributed import process_group
 from annotated.training.loop import TrainingConfig, train
 
-STEPS, EACH, KEPT = 150, 3, 3  # updates of a run; between two checkpoints; checkpoints that stay
-A_RUN = 20  # kills of one run, which has updates for no more
+STEPS, SAVE_EVERY, KEEP_LAST = 150, 3, 3  # as in TrainingConfig
+KILLS_PER_RUN = 20  # a run has no updates for more
 FILES = 5  # of a checkpoint: configuration, weights, optimiser, progress, and last the manifest
 SIZES = {"N": 1, "d_model": 32, "d_ff": 64, "h": 2, "dropout": 0.1}
 BEFORE, BETWEEN, WRITING, NAMED = PLACES = (
@@ -45,23 +46,25 @@ BEFORE, BETWEEN, WRITING, NAMED = PLACES = (
 Kill = namedtuple("Kill", "place rank saves extra")
 
 
-def plan(kills, processes, seed):
-    """As many kills, their places in turn; by the first at NAMED there are old checkpoints."""
-    draw = random.Random(seed)
+def plan_kills(kills, processes, seed):
+    """Return a list of kills whose places alternate; before the first at NAMED there are older
+    checkpoints.
+    """
+    rng = random.Random(seed)
     places = [PLACES[number % len(PLACES)] for number in range(kills)]
     return [Kill(place,
-                 draw.randrange(processes) if place in (BEFORE, BETWEEN) else 0,  # rank 0 writes
-                 0 if place == BEFORE else draw.randrange(2, 4),
-                 draw.randrange(1, 1 + (FILES if place == WRITING else EACH)))
+                 rng.randrange(processes) if place in (BEFORE, BETWEEN) else 0,  # rank 0 writes
+                 0 if place == BEFORE else rng.randrange(2, 4),
+                 rng.randrange(1, 1 + (FILES if place == WRITING else SAVE_EVERY)))
             for place in places]
 
 
-def aim(kill, folder):
-    """Make this process kill itself at the place of a kill, without a word to anybody."""
+def schedule_kill(kill, folder):
+    """Make this process send itself SIGKILL at the place of a kill."""
     calls, begun = Counter(), newest(folder)
 
-    def die_at(module, name, reached):
-        """Instead of the call of a module's function for which `reached` is true."""
+    def kill_when(module, name, reached):
+        """Replace a function of a module by one that kills the process once `reached()` is true."""
         original = getattr(module, name)
 
         def called(*arguments, **named):
@@ -73,50 +76,50 @@ def aim(kill, folder):
         setattr(module, name, called)
 
     def at_update():
-        if calls["update_weights"] != kill.saves * EACH + kill.extra:
+        if calls["update_weights"] != kill.saves * SAVE_EVERY + kill.extra:
             return False
         if kill.place == BEFORE:
             return True
         for _ in range(30_000):  # the checkpoint before it is written beside the training
             kept = len([*folder.glob(f"step-*/{OPTIMIZER}")])
-            if newest(folder) == begun + kill.saves * EACH and kept <= checkpoints.RESUMABLE:
+            if newest(folder) == begun + kill.saves * SAVE_EVERY and kept <= checkpoints.RESUMABLE:
                 return True
             time.sleep(0.002)
-        raise TimeoutError(f"update {begun + kill.saves * EACH} is not saved")
+        raise TimeoutError(f"update {begun + kill.saves * SAVE_EVERY} is not saved")
 
     def at_file():
         calls["files"] += 1
         return calls["write_checkpoint"] == kill.saves and calls["files"] == kill.extra
 
     if kill.place in (BEFORE, BETWEEN):
-        return die_at(loop, "update_weights", at_update)
+        return kill_when(loop, "update_weights", at_update)
     # count anew, do not die
-    die_at(checkpoints, "write_checkpoint", lambda: calls.update(files=-calls["files"]))
+    kill_when(checkpoints, "write_checkpoint", lambda: calls.update(files=-calls["files"]))
     if kill.place == WRITING:
-        die_at(checkpoints, "save_file", at_file)
-        die_at(checkpoints, "write_json", at_file)
+        kill_when(checkpoints, "save_file", at_file)
+        kill_when(checkpoints, "write_json", at_file)
     else:
-        die_at(checkpoints, "remove_old_checkpoints",
+        kill_when(checkpoints, "remove_old_checkpoints",
                lambda: calls["write_checkpoint"] == kill.saves)
 
 
 def newest(folder):
-    """The update of the newest checkpoint in a run folder; 0 if there is none."""
+    """Return the update of the newest checkpoint in a run folder; 0 if there is none."""
     return max((int(path.name[5:]) for path in run_checkpoints(folder)), default=0)
 
 
-def work(folder, rank, processes, port):
-    """What one process does: train to the end, from wherever the checkpoints in the folder say."""
+def train_process(folder, rank, processes, port):
+    """Train to the end in one process, from the newest checkpoint in the folder."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes),
                    "MASTER_PORT": str(port), "MASTER_ADDR": "127.0.0.1"}
-    draw = random.Random(0)
-    pairs = [([draw.randrange(4, 16) for _ in range(draw.randrange(1, 9))],
-              [draw.randrange(4, 16)]) for _ in range(90)]
+    rng = random.Random(0)
+    pairs = [([rng.randrange(4, 16) for _ in range(rng.randrange(1, 9))],
+              [rng.randrange(4, 16)]) for _ in range(90)]
     with process_group("cpu", timeout=10):
-        torch.manual_seed(rank)  # other first weights, which do not matter: those of rank 0 count
+        torch.manual_seed(rank)  # the initial weights of rank 0 count
         model = Transformer(TransformerConfig(16, **SIZES))
         config = TrainingConfig(steps=STEPS, max_tokens=64, warmup=20, factor=0.3, accumulate=2,
-                                validate_every=20, save_every=EACH, keep_last=KEPT)
+                                validate_every=20, save_every=SAVE_EVERY, keep_last=KEEP_LAST)
         train(model, pairs, pairs[:9], config, show_progress=False, run_folder=folder)
 
 
@@ -132,8 +135,8 @@ def start(folder, processes, kill=None):
             status = 1
             try:
                 if kill and kill.rank == rank:
-                    aim(kill, folder)
-                work(folder, rank, processes, port)
+                    schedule_kill(kill, folder)
+                train_process(folder, rank, processes, port)
                 status = 0
             except BaseException:
                 with open(f"{folder}.errors", "a") as file:
@@ -143,22 +146,27 @@ def start(folder, processes, kill=None):
     return ids
 
 
-def parts(folder):
-    """The checkpoints in a run folder that are, or were, being written."""
+def partial_checkpoints(folder):
+    """Return the names of incomplete checkpoints in a run folder."""
     return {path.name for path in folder.glob(".step-*.part-*") if not path.name.endswith("-old")}
 
 
-def seen(folder, saved, begun):
-    """At which place a run was killed, by its folder; saved, begun: newest checkpoint, `parts`."""
-    if parts(folder) - begun:
+def place_of_kill(folder, saved, begun):
+    """Return the place at which a run was killed, by its folder.
+
+    saved, begun: the newest checkpoint and the incomplete ones before the kill.
+    """
+    if partial_checkpoints(folder) - begun:
         return WRITING
     if newest(folder) == saved:
         return BEFORE
-    return NAMED if len(run_checkpoints(folder)) > KEPT else BETWEEN  # nothing was removed yet
+    return NAMED if len(run_checkpoints(folder)) > KEEP_LAST else BETWEEN  # nothing was removed yet
 
 
-def finish(ids, limit=60):
-    """Wait for processes; their statuses. An error if one runs on `limit` seconds after another."""
+def wait_for(ids, limit=60):
+    """Wait for processes; returns their statuses, or exits if one still runs `limit` seconds after
+    another ended.
+    """
     statuses, deadline = {}, math.inf
     while len(statuses) < len(ids):
         for process in ids:
@@ -176,30 +184,30 @@ def finish(ids, limit=60):
     return [statuses[process] for process in ids]
 
 
-def end(folder):
-    """The digests of the last checkpoint: weights, optimiser, random numbers and log."""
+def final_digests(folder):
+    """Return the digests of the last checkpoint: weights, optimiser, random numbers and log."""
     last = run_checkpoints(folder)[-1]
     assert last.name == f"step-{STEPS:08d}", f"the run ended at {last.name}"
     return json.loads((last / MANIFEST).read_text())["files"]
 
 
 def run_to_the_end(folder, processes, kills=()):
-    """Train in a folder, killed on the way as planned; what each kill left behind, for JSON."""
+    """Train in a folder with kills as planned; returns a record of each kill."""
     done = []
     for kill in kills:
-        saved, begun = newest(folder), parts(folder)
-        if finish(start(folder, processes, kill))[kill.rank] != signal.SIGKILL:
-            raise SystemExit(f"{kill} was not reached: {errors(folder)}")
-        if (place := seen(folder, saved, begun)) != kill.place:
+        saved, begun = newest(folder), partial_checkpoints(folder)
+        if wait_for(start(folder, processes, kill))[kill.rank] != signal.SIGKILL:
+            raise SystemExit(f"{kill} was not reached: {read_errors(folder)}")
+        if (place := place_of_kill(folder, saved, begun)) != kill.place:
             raise SystemExit(f"{kill} shows in the folder as a kill {place}")
         done.append({"place": place, "process": kill.rank, "newest update saved": newest(folder)})
-    if any(finish(start(folder, processes))):
-        raise SystemExit(f"the run did not go on: {errors(folder)}")
+    if any(wait_for(start(folder, processes))):
+        raise SystemExit(f"the run did not go on: {read_errors(folder)}")
     return done
 
 
-def errors(folder):
-    """What the processes of a run have said before they ended."""
+def read_errors(folder):
+    """Return the error messages of the processes of a run."""
     errors = Path(f"{folder}.errors")
     return errors.read_text() if errors.exists() else "no error was told"
 
@@ -212,14 +220,14 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    kills, done, equal = plan(options.kills, options.processes, options.seed), [], []
+    kills, done, equal = plan_kills(options.kills, options.processes, options.seed), [], []
     with tempfile.TemporaryDirectory() as place:
         undisturbed = Path(place, "undisturbed")
         run_to_the_end(undisturbed, options.processes)
-        for first in range(0, len(kills), A_RUN):
+        for first in range(0, len(kills), KILLS_PER_RUN):
             folder = Path(place, f"run{first}")
-            done += run_to_the_end(folder, options.processes, kills[first:first + A_RUN])
-            equal.append(end(folder) == end(undisturbed))
+            done += run_to_the_end(folder, options.processes, kills[first:first + KILLS_PER_RUN])
+            equal.append(final_digests(folder) == final_digests(undisturbed))
         counts = Counter(kill["place"] for kill in done)
         report = {"processes": options.processes, "kills": len(done),
                   **{f"of them {place}": counts[place] for place in PLACES},

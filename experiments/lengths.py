@@ -18,7 +18,7 @@ from annotated.training.loop import PRESETS, encode_pairs, train_on
 
 
 def side_lengths(corpus):
-    """{pair: tokens of its longer side}, punctuation counted, of a corpus of words."""
+    """Return {pair: tokens of its longer side} of a corpus, with punctuation."""
     tokenizer = WordTokenizer.fit(corpus.train, corpus.source_language, corpus.target_language)
     pairs = list(dict.fromkeys(pair for split in corpus.splits().values() for pair in split))
     ids = encode_pairs(pairs, tokenizer, corpus.source_language, corpus.target_language)
@@ -26,7 +26,7 @@ def side_lengths(corpus):
 
 
 def length_buckets(corpus, longest, per_bucket=200):
-    """(corpus of the short pairs only, {length: pairs held out})."""
+    """Return a corpus of the short pairs only, and {length: held-out pairs}."""
     lengths, held_out = side_lengths(corpus), {}
     short = Corpus(f"{corpus.name} up to {longest} tokens", corpus.source_language,
                    corpus.target_language, *(
@@ -41,7 +41,7 @@ def length_buckets(corpus, longest, per_bucket=200):
 
 
 def measure_lengths(positions, seed, longest=9, max_length=64, steps=800, corpus=None):
-    """Train on pairs of up to `longest` tokens, measure longer ones: a dict a length (C17).
+    """Train on pairs of up to `longest` tokens; returns the scores of each greater length (C17).
 
     positions: "sinusoidal" or "learned", the latter with a table of `max_length` rows. Sizes as the
     book's model.

@@ -1,10 +1,9 @@
-"""How much memory does a large corpus take, encoded and in batches? Each run a process of its own.
+"""The memory of encoding and batching a large corpus; each run is a process of its own.
 
     python experiments/memory.py [--pairs 5000000 1250000] [--out results/memory.json]
 
-Prints (or writes) JSON and ends with an error where a run was over the limit, or where four times
-as many pairs took much more memory. The pairs are made on the fly: words drawn as often as Zipf's
-law says, lengths as in European news.
+Prints (or writes) JSON, and fails if a run exceeds the limit or if four times as many pairs take
+much more memory. The pairs are generated: words by Zipf's law, lengths as in European news.
 """
 
 import argparse
@@ -25,18 +24,18 @@ MAX_TOKENS = 25_000
 
 
 def synthetic_pairs(count, seed=0, chunk=10_000):
-    """`count` pairs of texts, some 25 words a side, made in chunks."""
-    draw = np.random.default_rng(seed)
+    """Yield `count` pairs of texts of about 25 words a side, generated in chunks."""
+    rng = np.random.default_rng(seed)
     syllables = [before + vowel + after for before in "bdfglmnprst" for vowel in "aeiou"
                  for after in ("", "n", "r", "st")]
-    lengths = draw.choice(4, 60_000, p=[0.1, 0.4, 0.3, 0.2]) + 1
-    lexicon = ["".join(draw.choice(syllables, size)) for size in lengths]
+    lengths = rng.choice(4, 60_000, p=[0.1, 0.4, 0.3, 0.2]) + 1
+    lexicon = ["".join(rng.choice(syllables, size)) for size in lengths]
     share = (1 / np.arange(10, len(lexicon) + 10)).cumsum()
     while count > 0:
-        source = np.clip(draw.lognormal(3.1, 0.55, min(count, chunk)), 2, 120).round().astype(int)
-        target = source * draw.lognormal(0.0, 0.15, len(source))
+        source = np.clip(rng.lognormal(3.1, 0.55, min(count, chunk)), 2, 120).round().astype(int)
+        target = source * rng.lognormal(0.0, 0.15, len(source))
         target = np.clip(target, 2, 120).round().astype(int)
-        places = draw.random(source.sum() + target.sum()) * share[-1]
+        places = rng.random(source.sum() + target.sum()) * share[-1]
         words = np.searchsorted(share, places).tolist()
         place = 0
         for first, second in zip(source.tolist(), target.tolist(), strict=True):
@@ -46,23 +45,23 @@ def synthetic_pairs(count, seed=0, chunk=10_000):
         count -= len(source)
 
 
-def peak():
-    """Most memory that this process ever had resident, in bytes (Linux)."""
+def peak_memory():
+    """Return the peak of this process's resident memory in bytes (Linux)."""
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
 
 def measure(count, folder):
-    """Encode `count` pairs and go through an epoch, here and now; the figures as a dictionary."""
+    """Encode `count` pairs and iterate over an epoch; returns the measurements."""
     from annotated.data.batches import epoch_batches, gather, prefetch
     from annotated.data.prepared import EncodedPairs, write_encoded
     from annotated.data.tokenizers import SubwordTokenizer
 
-    facts = {"pairs": count, "peak_after_imports": peak()}
+    facts = {"pairs": count, "peak_after_imports": peak_memory()}
     tokenizer = SubwordTokenizer.fit(islice(synthetic_pairs(count), 50_000), 37_000)
     facts["vocabulary"], start = len(tokenizer), time.time()
     write_encoded(synthetic_pairs(count), tokenizer, folder)
-    facts |= {"seconds_encoding": round(time.time() - start), "peak_after_encoding": peak()}
+    facts |= {"seconds_encoding": round(time.time() - start), "peak_after_encoding": peak_memory()}
     start = time.time()
     pairs = EncodedPairs(folder)
     facts["milliseconds_to_open"] = round(1000 * (time.time() - start), 1)
@@ -79,7 +78,7 @@ def measure(count, folder):
     facts |= {"bytes_on_disk": sum(path.stat().st_size for path in folder.iterdir()),
               "batches": number,
               "target_tokens": tokens, "padding_of_targets": round(1 - tokens / padded, 4),
-              "seconds_epoch": round(time.time() - start), "peak_after_epoch": peak()}
+              "seconds_epoch": round(time.time() - start), "peak_after_epoch": peak_memory()}
     return facts
 
 

@@ -2,10 +2,10 @@
 
     python experiments/multi30k_gpu.py OUT [--seconds 80] [--device cpu]
 
-For machines that have only what training needs: no command line, no Moses tokens. SIGKILL comes
-after the first checkpoint. What has not been trained when the seconds are over but for those of
-scoring is left out, and OUT/multi30k.json says so. With --device cpu a tiny model goes the same
-way. ANNOTATED_DATA says where the corpora are.
+It needs only the packages of training, neither those of the command line nor Moses tokens. The run
+is killed after the first checkpoint. Training ends early if its share of the seconds is over, and
+OUT/multi30k.json says so. With --device cpu a tiny model does the same. ANNOTATED_DATA names the
+folder of the corpora.
 """
 
 import argparse
@@ -30,12 +30,12 @@ from annotated.training.checkpoints import load_checkpoint, run_checkpoints
 from annotated.training.loop import PRESETS, train_on
 from annotated.translation.search import translate
 
-SCORING = 15  # seconds set aside for it
+SCORING = 15  # seconds reserved for scoring
 TINY = {"steps": 200, "save_every": 50, "validate_every": 50, "max_tokens": 256, "warmup": 50}
 
 
 def recipe(device):
-    """(sizes, training) of `annotated train multi30k --precision bf16`, with checkpoints."""
+    """Return (sizes, training) of `annotated train multi30k --precision bf16`, with checkpoints."""
     config, training = PRESETS["small"]
     training = replace(training, precision="bf16", save_every=200)
     if device == "cpu":
@@ -43,27 +43,29 @@ def recipe(device):
     return config, training
 
 
-def pairs_for(device):
-    """Multi30k, for a processor a little of it."""
+def corpus_for(device):
+    """Return Multi30k, or a small part of it for a processor."""
     corpus = load_corpus("multi30k")
     return corpus if device == "cuda" else replace(
         corpus, train=corpus.train[:2000], valid=corpus.valid[:50], test=corpus.test[:20])
 
 
-def work(device, folder):
-    """Train into a run folder, from the newest checkpoint in it."""
+def train(device, folder):
+    """Train into a run folder from its newest checkpoint."""
     config, training = recipe(device)
-    corpus = pairs_for(device)
+    corpus = corpus_for(device)
     tokenizer = fit_tokenizer("bpe", corpus, config.vocab_size)
     train_on(corpus, tokenizer, replace(config, vocab_size=len(tokenizer)), training, False, device,
              folder, None, prepared_transformer, ChunkedLoss)
 
 
-def killed_and_resumed(device, folder, end):
-    """Train in processes of their own until `end`, on the clock; their exit statuses."""
+def kill_and_resume(device, folder, end):
+    """Train until the time `end` in two processes, of which the first is killed; returns their
+    exit statuses.
+    """
     def start():
         return subprocess.Popen([sys.executable, __file__, str(folder), "--device", device,
-                                 "--work"])
+                                 "--train"])
 
     first = start()
     while first.poll() is None and not run_checkpoints(folder) and time.time() < end:
@@ -78,10 +80,10 @@ def killed_and_resumed(device, folder, end):
 
 
 def score(device, folder):
-    """What the newest checkpoint in a run folder is worth on `test`, translated greedily."""
+    """Return the score of the newest checkpoint in a run folder on `test`, by greedy decoding."""
     newest = run_checkpoints(folder)[-1]
     saved = load_checkpoint(newest)
-    sources, references = zip(*pairs_for(device).test, strict=True)
+    sources, references = zip(*corpus_for(device).test, strict=True)
     model = prepare(saved.model).to(device)
     begin = time.time()
     texts = translate(sources, model, saved.tokenizer)
@@ -98,10 +100,10 @@ def main():
     parser.add_argument("out", type=Path)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--seconds", type=int, default=80)
-    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--train", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.work:
-        return work(options.device, options.out)
+    if options.train:
+        return train(options.device, options.out)
     begin, corpus = time.time(), data_root() / "multi30k"
     if find_file(corpus, "train.en") is None:
         sys.exit(f"{corpus} lacks train.en.gz: Multi30k is not there; name the folder that holds "
@@ -109,7 +111,7 @@ def main():
     run = options.out / "run"
     if run_checkpoints(run):
         sys.exit(f"{run} holds checkpoints already: give another folder")
-    statuses = killed_and_resumed(options.device, run, begin + options.seconds - SCORING)
+    statuses = kill_and_resume(options.device, run, begin + options.seconds - SCORING)
     if not run_checkpoints(run):
         sys.exit(f"no checkpoint was written, exit statuses {statuses}")
     log, seconds = read_json_lines(run / "log.jsonl"), time.time() - begin

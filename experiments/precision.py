@@ -20,8 +20,8 @@ from annotated.translation.scores import bleu_report
 from annotated.translation.search import translate
 
 
-def ways(saved):
-    """(engine and precision in words, engine), the model as it was trained first."""
+def engines(saved):
+    """Yield (name with precision, engine), first the trained model without an engine."""
     yield "as trained", None
     for name in ENGINES:
         for precision in TOLERANCE:
@@ -30,21 +30,21 @@ def ways(saved):
 
 
 def measure(saved, pairs, beams=(1, 4)):
-    """BLEU and equal translations by beam and way."""
+    """Return BLEU and the number of unchanged translations by beam and engine."""
     sources, references = map(list, zip(*pairs, strict=True))
     scores = {}
     for beam in beams:
         rows, plain = scores.setdefault(f"beam {beam}", {}), None
-        for way, engine in ways(saved):
+        for name, engine in engines(saved):
             start = time.process_time()
             outputs = translate(sources, saved.model, saved.tokenizer, beam=beam, max_tokens=1024,
                                 engine=engine)
             seconds, plain = time.process_time() - start, plain or outputs
             score = bleu_report(outputs, references, bootstrap=0).entries["multi30k"]
             same = sum(map(str.__eq__, outputs, plain))
-            rows[way] = {"bleu": round(score.score, 2), "as the plain model": same,
+            rows[name] = {"bleu": round(score.score, 2), "as the plain model": same,
                          "seconds of processor time": round(seconds, 1)}
-            print(f"beam {beam}, {way}: {rows[way]}", flush=True)
+            print(f"beam {beam}, {name}: {rows[name]}", flush=True)
     return {"sentences": len(pairs), "metric": score.signature, "translations": scores}
 
 

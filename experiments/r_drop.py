@@ -4,8 +4,8 @@
 
 with the options of `annotated train`.
 
-Each pair goes through the model twice, with other dropout. Beside the two losses the distance of
-the two distributions is made small.
+Each pair passes through the model twice with different dropout. The divergence of the two
+distributions is added to the two losses.
 """
 
 import shutil
@@ -48,13 +48,13 @@ class RDropLoss(LabelSmoothingLoss):
     def of_hidden(self, hidden, weight, target):
         if hidden.size(-1) == weight.size(-1):  # read once: validation
             return super().of_hidden(hidden, weight, target)
-        real = target != self.pad_id
+        mask = target != self.pad_id
         # few at a time stay in the caches
-        words = zip(hidden[real].split(256), target[real].unsqueeze(-1).split(256), strict=True)
+        words = zip(hidden[mask].split(256), target[mask].unsqueeze(-1).split(256), strict=True)
         return sum(self.of_words(*x.chunk(2, dim=-1), weight, right) for x, right in words)
 
     def of_words(self, first, second, weight, right):
-        """Of both readings of some words, (words, d_model) each; right: (words, 1)."""
+        """Return the loss of both passes of words, (words, d_model) each; right: (words, 1)."""
         first, second = ((x @ weight.T).log_softmax(dim=-1, dtype=weight.dtype)
                          for x in (first, second))
         total = 0.0
@@ -66,7 +66,7 @@ class RDropLoss(LabelSmoothingLoss):
 
 
 def build(config):
-    """Prepared for training, reading twice; read once, it is the plain model."""
+    """Build a prepared model that passes each pair twice in training, and once otherwise."""
     model = Transformer(config)
     model.hidden = MethodType(hidden_twice, model)
     return prepare.prepare(model)

@@ -1,4 +1,4 @@
-"""Training that patience ends by the smoothed validation loss, as in the published run.
+"""Training with early stopping by the label-smoothed validation loss, as in the published run.
 
     python experiments/smoothed_stop.py CORPUS --out MODEL --checkpoints RUN OPTIONS…
 
@@ -14,7 +14,7 @@ from annotated.fast.chunked_loss import ChunkedLoss
 
 
 def smoothed(smoothing, *arguments, **named):
-    """The loss, with 0.1 where `validation_loss` asks for none."""
+    """Return the loss with label smoothing of 0.1 where `validation_loss` asks for none."""
     return ChunkedLoss(smoothing or 0.1, *arguments, **named)
 
 

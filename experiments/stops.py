@@ -1,14 +1,14 @@
-"""Where should a run have stopped? For page 19, of runs that kept a checkpoint an epoch.
+"""Two criteria of early stopping compared, for page 19, on runs that kept a checkpoint per epoch.
 
     split=valid experiments/multi30k_record.sh to-the-end --attention-gain 0.70710678 \\
         --patience 0 --keep-last 140
     python experiments/stops.py _build/multi30k_record/data multi30k RESULT.json \\
         _build/multi30k_record/to-the-end.seed?-checkpoints
 
-For each run the plain and the smoothed validation loss of every checkpoint, the checkpoint at which
-each of the two would have ended it, after ten epochs without a lower one, and there, and at the
-very end, BLEU on `valid` of the mean of the last ten. The second argument is the corpus with the
-plain references. About ten minutes a run on one core.
+For each run: the plain and the label-smoothed validation loss of every checkpoint; the checkpoint
+at which each would have stopped it, after ten epochs without a lower loss; and there, and at the
+end, BLEU on `valid` of the average of the last ten checkpoints. The second argument is the corpus
+with the plain references. A run takes about ten minutes on one core.
 """
 
 import sys
@@ -29,7 +29,9 @@ EPOCHS = 10  # without a lower loss end a run, and as many checkpoints make the 
 
 
 def losses(folders, pairs):
-    """[{"step", "plain", "smoothed"}] of checkpoints: mean losses on pairs, nats per token."""
+    """Return [{"step", "plain", "smoothed"}] of checkpoints: mean losses on pairs, nats per
+    token.
+    """
     rows, encoded = [], None
     for folder in folders:
         saved = load_checkpoint(folder)
@@ -40,15 +42,17 @@ def losses(folders, pairs):
     return rows
 
 
-def stop(values, patience=EPOCHS):
-    """After how many losses a run would have ended: none of the last `patience` is a new best."""
+def stopping_point(values, patience=EPOCHS):
+    """Return after how many losses a run stops: none of the last `patience` is a new minimum."""
     ends = (end for end in range(patience + 1, len(values))
             if min(values[end - patience:end]) >= min(values[:end - patience]))
     return next(ends, len(values))
 
 
 def mean_scores(folders, pairs, plain):
-    """BLEU as Multi30k is scored, of the mean of checkpoints, beam 5; plain: the pairs as text."""
+    """Return BLEU as usual for Multi30k, of averaged checkpoints, beam 5; plain: the pairs as
+    text.
+    """
     saved = load_checkpoint(folders[-1])
     saved.model.load_state_dict(average_checkpoints(folders))
     model = prepare(saved.model.eval())
@@ -66,7 +70,7 @@ def main(corpus, references, out, *runs):
     for run in runs:
         folders = run_checkpoints(run, scheduled=True)
         rows = losses(folders, pairs)
-        ends = {kind: stop([row[kind] for row in rows]) for kind in ("plain", "smoothed")}
+        ends = {kind: stopping_point([row[kind] for row in rows]) for kind in ("plain", "smoothed")}
         ends["end"] = len(rows)
         scores = {end: mean_scores(folders[max(end - EPOCHS, 0):end], pairs, plain)
                   for end in sorted(set(ends.values()))}

@@ -31,7 +31,7 @@ STEPS, EVERY, MAX_TOKENS, SENTENCES, EXAMPLES = 900, 25, 1024, 200, (3, 14)
 
 
 def batches_of(pairs, steps):
-    """The batches of a run, the same for every fault."""
+    """Return the batches of a run, the same for every fault."""
     arrays = as_arrays(pairs)
     endless = (gather(arrays, indices) for epoch in range(steps)
                for indices in epoch_batches(arrays, MAX_TOKENS, (0, epoch)))
@@ -39,7 +39,7 @@ def batches_of(pairs, steps):
 
 
 def run(recipe, train, pairs, tokenizer, test, steps):
-    """What one fault leads to: curve, BLEU, and the outputs for all test sentences."""
+    """Train with one fault; returns its loss curve, BLEU, and the outputs of all test sentences."""
     torch.manual_seed(0)
     model = recipe.build(TransformerConfig(len(tokenizer), N=2, d_model=128, d_ff=256, h=4)).train()
     losses = list(train(recipe, model, batches_of(pairs, steps)))

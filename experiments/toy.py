@@ -40,7 +40,7 @@ def train_book_model(folder, show_progress=True):
 
 
 def scores(saved, pairs):
-    """BLEU with its signature, and the share of sentences that are right word for word."""
+    """Return BLEU with its signature, and the share of exact matches."""
     sources, references = zip(*pairs, strict=True)
     outputs = translate(list(sources), saved.model, saved.tokenizer)
     bleu = bleu_report(outputs, list(references))["sacrebleu"]

@@ -17,20 +17,20 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from annotated.model.transformer import Transformer, TransformerConfig
 from benchmarks import __main__ as program
-from benchmarks import growth, over, protocol, report, work, worker
-from benchmarks.over import claim_of
-from benchmarks.protocol import Worker, WorkerFailed
-from benchmarks.systems import make
+from benchmarks import growth, harness, report, summary, worker, workloads
+from benchmarks.harness import Worker, WorkerFailed
+from benchmarks.systems import make_system
+from benchmarks.workloads import find_target
 
-BASE = work.SIZES["base"]
+BASE = workloads.SIZES["base"]
 RATES = {"fp32": 1e12, "bf16": 1e12, "int8": 1e12, "bandwidth": 1e10, "call_us": 3.0}
 FAKE = """
 def handle(request):
-    if request["do"] == "fail":
+    if request["method"] == "fail":
         raise ValueError("no such\\nluck")
-    if request["do"] == "die":
+    if request["method"] == "die":
         os._exit(7)
-    if request["do"] == "sleep":
+    if request["method"] == "sleep":
         time.sleep(30)
     return {"got": request, "pid": os.getpid()}
 """
@@ -38,7 +38,7 @@ def handle(request):
 
 def start(code, *arguments):
     """A worker that answers requests by the function `handle` of this code."""
-    code = ("import os, sys, time\nfrom benchmarks.protocol import serve\n" + code
+    code = ("import os, sys, time\nfrom benchmarks.harness import serve\n" + code
             + "serve(handle, sys.stdin, sys.stdout)")
     return Worker([sys.executable, "-c", code, *arguments], os.environ | {"PYTHONPATH": str(ROOT)})
 
@@ -78,8 +78,8 @@ def run_of(cells, rates=(), **changes):
 def test_times_as_fast_counts_tokens_not_visits():
     ours = row("annotated", "bf16", [2.0, 2.0, 2.0], tokens=100)
     theirs = row("torch", "bf16", [1.0, 4.0, 3.0], tokens=50)
-    assert report.speed(ours) == 50 and report.speed(theirs) == 50 / 3
-    assert report.times_as_fast(ours, theirs) == pytest.approx((3.0, 1.0, 4.0))
+    assert report.throughput(ours) == 50 and report.throughput(theirs) == 50 / 3
+    assert report.speedup(ours, theirs) == pytest.approx((3.0, 1.0, 4.0))
 
 
 def test_report_shows_settings_ratios_failures_aims_and_the_busy_mark():
@@ -88,41 +88,43 @@ def test_report_shows_settings_ratios_failures_aims_and_the_busy_mark():
         row("marian", "bf16", [1.5], setting=[1, 1]),
         {"system": "joeynmt", "precision": "fp32", "name": "joeynmt fp32", "failed": "no luck"}])
     results, name = run_of([cell]), cell["name"]
-    text = report.tables(results)
+    text = report.to_markdown(results)
     for line in ("annotated bf16 | 2 × 1 | 1,280 | 1.00 (1.00–1.00) | 1,024 |",
                  "marian bf16 | 1 | 853 | 1.50 (1.50–1.50) | 1,024 |", "joeynmt fp32 | failed: no",
                  f"{name} | times as fast as the quickest peer | marian bf16 | ≥ 1.0 | 1.50 ✓ |"):
         assert f"| {line}" in text
     cell["entrants"][0]["seconds"] = [1.7]
-    assert "| 0.88 ✗ |" in report.tables(results), "a race that is lost is told alike"
+    assert "| 0.88 ✗ |" in report.to_markdown(results), "a race that is lost is told alike"
     assert "under load" not in text
     results |= {"disturbed": True, "load": {"before": 0.4, "worst": 0.2}}
-    assert "A run under load: others took up to 40% of the machine." in report.tables(results)
+    assert "A run under load: others took up to 40% of the machine." in report.to_markdown(results)
 
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_every_aim_is_measured_by_some_cell_and_every_cell_has_an_aim(compiled):
-    cells = work.cells(compiled=compiled)
-    for claim in work.AIMS:
-        run = run_of([made_up(cell.name, cell.task, [row(entrant.system, entrant.precision, [1.0])
-                                                     for entrant in cell.entrants])
-                      for cell in cells if cell.name == claim.cell], [RATES])
-        assert report.figure(run, claim) is not None, claim
-    assert len({(claim.name, claim.what) for claim in work.AIMS}) == len(work.AIMS)
-    assert {claim.cell for claim in work.AIMS} == {cell.name for cell in cells}
-    entrants = [(cell.name, entrant) for cell in cells for entrant in cell.entrants]
-    assert len(set(entrants)) == len(entrants)
-    expected = {*work.TRAINERS, *work.WITH_WORKERS, *(work.COMPILED if compiled else ())}
-    assert {entrant.system for _, entrant in entrants} == expected
+    cells = workloads.cells(compiled=compiled)
+    for target in workloads.TARGETS:
+        run = run_of([made_up(cell.name, cell.task, [row(one.system, one.precision, [1.0])
+                                                     for one in cell.contenders])
+                      for cell in cells if cell.name == target.cell], [RATES])
+        assert report.evaluate(run, target) is not None, target
+    targets = workloads.TARGETS
+    assert len({(target.name, target.metric) for target in targets}) == len(targets)
+    assert {target.cell for target in targets} == {cell.name for cell in cells}
+    contenders = [(cell.name, contender) for cell in cells for contender in cell.contenders]
+    assert len(set(contenders)) == len(contenders)
+    expected = {*workloads.TRAINERS, *workloads.INTERNAL_WORKERS,
+                *(workloads.COMPILED if compiled else ())}
+    assert {contender.system for _, contender in contenders} == expected
 
 
 def test_ceilings_are_those_of_the_work_by_hand():
     """Either the products of three forward passes decide, or the bytes of two updates."""
     cell, peer = made_up("train", "train", units=2, batch=0), row("torch", "fp32", [1.0], 4096)
-    products = 3 * work.forward_flops(BASE, [(32, 32)] * 128) / 1e12
+    products = 3 * workloads.forward_flops(BASE, 32, 32, 128) / 1e12
     for rates, seconds in (({"fp32": 1e12, "bandwidth": 1e30}, products),
                            ({"fp32": 1e30, "bandwidth": 1e9}, 2 * 28 * sum(BASE.weights) / 1e9)):
-        assert report.ceiling(cell, peer, rates) == pytest.approx(4096 / seconds)
+        assert report.max_throughput(cell, peer, rates) == pytest.approx(4096 / seconds)
 
 
 def test_the_paper_s_run_takes_as_long_as_its_tokens_and_a_share_of_the_products_alone():
@@ -130,7 +132,8 @@ def test_the_paper_s_run_takes_as_long_as_its_tokens_and_a_share_of_the_products
     rates = {"fp32": 1e14, "bandwidth": 1e30}
     share, seconds = report.paper_run(cell, ours, rates)
     assert seconds == 100_000
-    assert share == pytest.approx(report.speed(ours) / report.ceiling(cell, ours, rates))
+    most = report.max_throughput(cell, ours, rates)
+    assert share == pytest.approx(report.throughput(ours) / most)
     # attention itself is the rest
     assert share == pytest.approx(25_000 * 6 * sum(BASE.weights) / 1e14, rel=0.02)
     table = report.paper_table([cell | {"entrants": [ours]}], rates)
@@ -146,15 +149,15 @@ def test_a_claim_is_against_the_quickest_peer_that_ran():
                              *peers])
     engine = [*cell["entrants"], row("annotated, CTranslate2", "int8", [0.5])]
     name = cell["name"]
-    for entrants, claim, expected in [
-            (cell["entrants"], claim_of(name), (1.2, "joeynmt bf16")),
-            (cell["entrants"], work.Claim(name, "fp32", 1.0), (2.0, "marian fp32")),
-            (cell["entrants"], claim_of(name, among=work.PYTORCH), (4.0, "marian fp32")),
-            (engine, claim_of(name), (2.4, "joeynmt bf16")),
-            (engine, claim_of(name, among=work.PYTORCH), (4.0, "marian fp32")),
-            (cell["entrants"], claim_of("beam 4, base, batch 32"), None),
-            (peers, claim_of(name), None)]:
-        figure = report.figure(run_of([cell | {"entrants": entrants}]), claim)
+    for entrants, target, expected in [
+            (cell["entrants"], find_target(name), (1.2, "joeynmt bf16")),
+            (cell["entrants"], workloads.Target(name, "fp32", 1.0), (2.0, "marian fp32")),
+            (cell["entrants"], find_target(name, systems=workloads.PYTORCH), (4.0, "marian fp32")),
+            (engine, find_target(name), (2.4, "joeynmt bf16")),
+            (engine, find_target(name, systems=workloads.PYTORCH), (4.0, "marian fp32")),
+            (cell["entrants"], find_target("beam 4, base, batch 32"), None),
+            (peers, find_target(name), None)]:
+        figure = report.evaluate(run_of([cell | {"entrants": entrants}]), target)
         assert expected == (figure and (figure[0], figure[1]["name"]))
 
 
@@ -165,11 +168,12 @@ def test_figures_of_memory_and_of_the_matrix_rate():
     quick = row("joeynmt", "bf16", [0.5], tokens=2048, peak=200)
     run = run_of([made_up("train, base", "train", [ours, quick, lean], batch=0)],
                  [RATES | {"bf16": 1e14}, RATES | {"bf16": 2e14}])
-    share = pytest.approx(3 * work.forward_flops(BASE, [(32, 32)] * 64) / 2e14)
-    for kind, value, off in ((work.MEMORY, (0.75, lean), 0.01), (work.SHARE, (share, None), -0.01)):
-        claim = claim_of("train, base", "bf16", kind)
-        assert report.figure(run, claim) == value and report.reached(claim, claim.aim)
-        assert not report.reached(claim, claim.aim + off)
+    share = pytest.approx(3 * workloads.forward_flops(BASE, 32, 32, 64) / 2e14)
+    for metric, value, off in ((workloads.PEAK_MEMORY, (0.75, lean), 0.01),
+                               (workloads.MFU, (share, None), -0.01)):
+        target = find_target("train, base", "bf16", metric)
+        assert report.evaluate(run, target) == value and target.is_met(target.value)
+        assert not target.is_met(target.value + off)
 
 
 def test_the_time_of_a_token_is_split_by_the_measured_rates():
@@ -177,20 +181,21 @@ def test_the_time_of_a_token_is_split_by_the_measured_rates():
     cell = made_up(entrants=[row("annotated", "int8", [0.8]), row("annotated", "fp32", [4.0]),
                              row("ctranslate2", "int8", [1.6])])
     rates = {"fp32": 1e12, "bf16": 1e12, "int8": 4e12, "bandwidth": 2e10, "call_us": 5.0}
-    ours, theirs = report.split(run_of([cell], [{**rates, "call_us": 9.0}, rates]))
-    flops, moved, _ = work.decoding_floor(BASE, 32, 1, rates, "int8")
+    ours, theirs = report.time_breakdown(run_of([cell], [{**rates, "call_us": 9.0}, rates]))
+    flops, moved, _ = workloads.decoding_cost(BASE, 32, 1, rates, "int8")
     assert (ours["name"], theirs["name"]) == ("annotated int8", "ctranslate2 int8")
     products, memory = 1000 * flops / 4e12 / 40, 1000 * moved / 2e10 / 40
     rest = 20 - products - memory
     assert [ours[what] for what in ("milliseconds", "arithmetic", "memory", "rest", "calls")] == (
         pytest.approx([20, products, memory, rest, rest * 200]))
-    assert theirs["milliseconds"] == pytest.approx(40) and report.split(run_of([cell])) == []
+    assert theirs["milliseconds"] == pytest.approx(40)
+    assert report.time_breakdown(run_of([cell])) == []
 
 
 def test_rates_hold_the_time_of_a_call(monkeypatch):
     """Whatever is done takes half a second: a thousand calls, and a block of 256 MB."""
     calls = []
-    monkeypatch.setattr(worker, "best_of", lambda function, seconds=0.5: (function(), 0.5)[1])
+    monkeypatch.setattr(worker, "shortest_time", lambda function, seconds=0.5: (function(), 0.5)[1])
     monkeypatch.setattr(torch.nn.functional, "linear", lambda a, b: a)
     monkeypatch.setattr(torch, "_int_mm", lambda a, b: a)
     monkeypatch.setattr(torch.Tensor, "add_", lambda x, y: calls.append(y))
@@ -215,31 +220,33 @@ def three_runs():
 
 
 def test_worst_median_and_best_over_all_runs_by_hand():
-    runs, claim = three_runs(), claim_of("greedy, base, batch 32")
-    figures = over.figures(runs, claim)
+    runs, target = three_runs(), find_target("greedy, base, batch 32")
+    figures = summary.evaluate_runs(runs, target)
     assert [(number, value, peer["system"]) for number, value, peer in figures] == [
         (1, 0.5, "ctranslate2"), (2, 2.0, "ctranslate2"), (3, 1.2, "marian")]
-    assert over.spread(figures, claim) == (0.5, 1.2, 2.0)
+    assert summary.worst_median_best(figures, target) == (0.5, 1.2, 2.0)
     # of memory less is better
-    assert over.spread(figures, claim_of("train, base", "bf16", work.MEMORY)) == (2.0, 1.2, 0.5)
-    text, cell, speed = over.tables(runs), claim.cell, work.SPEED
+    memory = find_target("train, base", "bf16", workloads.PEAK_MEMORY)
+    assert summary.worst_median_best(figures, memory) == (2.0, 1.2, 0.5)
+    text, cell, speed = summary.to_markdown(runs), target.cell, workloads.SPEEDUP
     for line in (f"{cell} | {speed} | CTranslate2 or MarianMT | 0.50 | 1.20 | 2.00 | ≥ 1.0 | ✗",
                  f"{cell}, PyTorch alone | {speed} | MarianMT | 1.20 | 2.00 | 9.00 | ≥ 1.3 | ✗",
                  "3 | P, 2 threads; under load | 1,000, 1,000, 1,000 | 10 | 3.0 | 30% | 1234567"):
         assert f"| {line} |" in text
     # reached is what every run reached
-    assert over.reached_by_all(runs) == (0, 2) and over.reached_by_all(runs[1:2]) == (2, 2)
-    assert over.quote(runs, claim.cell) == "0.50 / 1.20 × CTranslate2 or MarianMT"
+    assert summary.count_met_targets(runs) == (0, 2)
+    assert summary.count_met_targets(runs[1:2]) == (2, 2)
+    assert summary.format_target(runs, target.cell) == "0.50 / 1.20 × CTranslate2 or MarianMT"
 
 
 def test_kinds_of_machine_are_told_by_measured_rates_not_by_names():
     """One name at two speeds is two kinds, two names at one speed are one."""
     runs = three_runs()
-    assert over.extent(runs) == "worst / median of 3 runs on 1 kind of machine"
+    assert summary.format_runs(runs) == "worst / median of 3 runs on 1 kind of machine"
     runs[1]["machine"]["processor"] = "Q"
     runs[2]["rates"] = [RATES | {"bf16": 2e12}]
-    assert over.kinds(runs) == [[1, 2], [3]]
-    assert over.extent(runs) == "worst / median of 3 runs on 2 kinds of machine"
+    assert summary.group_by_machine(runs) == [[1, 2], [3]]
+    assert summary.format_runs(runs) == "worst / median of 3 runs on 2 kinds of machine"
 
 
 def test_runs_are_reported_by_folder_in_the_order_of_their_numbers(tmp_path, monkeypatch, capsys):
@@ -247,9 +254,8 @@ def test_runs_are_reported_by_folder_in_the_order_of_their_numbers(tmp_path, mon
         (tmp_path / f"{name}.json").write_text(json.dumps(run))
     monkeypatch.chdir(tmp_path)
     assert program.main(["--report", str(tmp_path)]) == 0
-    assert over.stored(tmp_path) == three_runs()
-    assert capsys.readouterr().out == over.tables(three_runs()) + "\n"
-    assert (tmp_path / "_build/bench/bench_over.png").exists()
+    assert summary.load_runs(tmp_path) == three_runs()
+    assert capsys.readouterr().out == summary.to_markdown(three_runs()) + "\n"
 
 
 def test_a_run_is_named_by_machine_and_revision_and_overwrites_none(tmp_path):
@@ -259,33 +265,37 @@ def test_a_run_is_named_by_machine_and_revision_and_overwrites_none(tmp_path):
     assert report.machine_name(results["machine"]) == "AMD EPYC 7763, 2 threads, cuda"
     results["machine"] |= {"processor": intel, "device": "cpu", "flags": ["amx_bf16", "avx2"]}
     stem = "intel-xeon-platinum-8488c-amx-2-threads-abcdef1"
+
+    def path_of(arguments):
+        return program.output_path(results, program.parse_args(arguments), tmp_path)
+
     for taken, name in (("01-other", f"02-{stem}"), (f"02-{stem}", f"03-{stem}"),
                         ("99-other", f"100-{stem}")):  # after the last, whatever is gone
         (tmp_path / f"{taken}.json").write_text("")
-        assert program.place(results, program.parse([]), tmp_path).name == f"{name}.json"
+        assert path_of([]).name == f"{name}.json"
     for partial in (["--only", "greedy"], ["--systems", "torch"], ["--against", "HEAD"],
-                    ["--effort", "0.5"]):
-        assert program.place(results, program.parse(partial), tmp_path).parent == program.BUILD
+                    ["--time-scale", "0.5"]):
+        assert path_of(partial).parent == program.BUILD
     # a run under load is kept, and marked
-    assert program.place(results, program.parse(["--busy-anyway"]), tmp_path).parent == tmp_path
+    assert path_of(["--allow-load"]).parent == tmp_path
 
 
 def test_the_readmes_quote_what_all_stored_runs_found():
     """Both rows on speed come from the files by `make results`, and every stored run is whole."""
-    runs = over.stored(ROOT / "results" / "bench")
-    assert over.row_of_readme(runs) in (ROOT / "README.md").read_text(encoding="utf-8").split("\n")
-    assert over.row_of_results(runs) in (ROOT / "results" / "README.md").read_text(encoding="utf-8")
+    runs = summary.load_runs(ROOT / "results" / "bench")
+    assert summary.readme_row(runs) in (ROOT / "README.md").read_text(encoding="utf-8").split("\n")
+    assert summary.results_row(runs) in (ROOT / "results" / "README.md").read_text(encoding="utf-8")
     for run in runs:
-        assert run["disturbed"] == (max(run["load"].values()) > report.FOREIGN)
+        assert run["disturbed"] == (max(run["load"].values()) > report.MAX_LOAD)
         assert report.best_rates(run)["bandwidth"] > 0
         # a part is no run
-        assert {cell["name"] for cell in run["cells"]} == {cell.name for cell in work.cells()}
+        assert {cell["name"] for cell in run["cells"]} == {cell.name for cell in workloads.cells()}
         for entrant in (entrant for cell in run["cells"] for entrant in cell["entrants"]):
             best = max(entrant.get("tried", ()), key=lambda trial: trial[2], default=())
             assert "failed" in entrant or entrant["setting"] == best[:2]
-        hands = {(cell["task"], cell["size"], cell["batch"]): report.hand_and_harness(cell)
+        hands = {(cell["task"], cell["size"], cell["batch"]): report.harness_and_direct(cell)
                  for cell in run["cells"] if "by_hand" in cell}
-        assert hands.keys() == program.BY_HAND
+        assert hands.keys() == program.DIRECT_CELLS
 
 
 # -- rounds ----------------------------------------------------------------------------------------
@@ -298,30 +308,31 @@ def test_visits_are_interleaved_and_the_failed_are_left_out():
         order.append(name)
         return None if name == "b" and order.count("b") == 2 else {"seconds": 0.0}
 
-    visits, lost = protocol.rounds("abc", visit, lambda: True, seconds=1e9, most=4)
+    visits, lost = harness.run_rounds("abc", visit, lambda: True, seconds=1e9, max_rounds=4)
     assert "".join(order) == "abcabcacac" and lost == 0
     assert [len(visits[name]) for name in "abc"] == [4, 1, 4]
 
 
 def test_disturbed_rounds_are_measured_again_and_not_kept_and_give_up_in_the_end():
     verdicts, count = iter([True, False, None, False, True, True, True]), iter(range(100))
-    visits, lost = protocol.rounds("a", lambda name: {"seconds": 0.0, "number": next(count)},
-                                   lambda: next(verdicts), 1e9, most=3)
+    visits, lost = harness.run_rounds("a", lambda name: {"seconds": 0.0, "number": next(count)},
+                                      lambda: next(verdicts), 1e9, max_rounds=3)
     assert [visit["number"] for visit in visits["a"]] == [0, 4, 5] and lost == 3
-    visits, lost = protocol.rounds("a", lambda name: {"seconds": 0.0}, lambda: False, 1e9, most=3)
+    visits, lost = harness.run_rounds("a", lambda name: {"seconds": 0.0}, lambda: False, 1e9,
+                                      max_rounds=3)
     assert visits == {"a": []} and lost == 6
 
 
 def test_slow_ones_are_visited_once():
-    visits, _ = protocol.rounds("ab", lambda name: {"seconds": 50.0 if name == "b" else 0.0},
-                                lambda: True, seconds=100, most=5)
+    visits, _ = harness.run_rounds("ab", lambda name: {"seconds": 50.0 if name == "b" else 0.0},
+                                   lambda: True, seconds=100, max_rounds=5)
     assert [len(visits[name]) for name in "ab"] == [5, 1]
 
 
-# -- the watch -------------------------------------------------------------------------------------
+# -- load ------------------------------------------------------------------------------------------
 
 
-def test_watch_subtracts_this_process_and_its_workers(tmp_path, monkeypatch, fake):
+def test_load_monitor_subtracts_this_process_and_its_workers(tmp_path, monkeypatch, fake):
     """Neither idle nor waiting is busy, and guests are in the first number already."""
     def put(busy, mine, theirs):
         (tmp_path / "stat").write_text(f"cpu  {busy} 20 30 {5 * busy} {3 * busy} 5 6 7 {busy} 0\n"
@@ -334,44 +345,46 @@ def test_watch_subtracts_this_process_and_its_workers(tmp_path, monkeypatch, fak
 
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     clock = SimpleNamespace(monotonic=iter([0.0, 10.0, 10.0, 20.0]).__next__)
-    monkeypatch.setattr(protocol, "time", clock)  # other threads keep the real one
+    monkeypatch.setattr(harness, "time", clock)  # other threads keep the real one
     put(1000, 10, 20)
-    watch = protocol.Watch(lambda: [fake], tmp_path)
+    monitor = harness.LoadMonitor(lambda: [fake], tmp_path)
     put(1900, 20, 50)
-    assert watch.foreign() == pytest.approx((900 - 10 * (10 + 30)) / (10 * protocol.TICKS * 2))
+    available = 10 * harness.CLOCK_TICKS * 2
+    assert monitor.other_load() == pytest.approx((900 - 10 * (10 + 30)) / available)
 
 
 def test_a_busy_machine_is_refused(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(program.Watch, "foreign", lambda self: 0.3)
+    monkeypatch.setattr(program.LoadMonitor, "other_load", lambda self: 0.3)
     monkeypatch.setattr(program.time, "sleep", lambda seconds: None)
-    monkeypatch.setattr(program.Group, "start", lambda *_: pytest.fail("it began to measure"))
+    monkeypatch.setattr(program, "start_worker", lambda *_: pytest.fail("it began to measure"))
     assert program.main([]) == 3
     assert "busy with something else (30% of it)" in capsys.readouterr().err
     assert not (tmp_path / "results").exists()
 
 
-def group_of(seconds, failed=()):
-    """Fake processes: a visit takes seconds(system, precision, setting) and writes 100 tokens."""
+def pool_of(seconds, failed=()):
+    """Fake processes: 100 tokens take them seconds(system, precision, setting)."""
     return SimpleNamespace(
-        key=program.Group.key, facts=defaultdict(dict), failed=dict.fromkeys(failed, "no luck"),
-        visit=lambda key, _, request, setting: {"seconds": seconds(*key, setting), "tokens": 100})
+        key=program.WorkerPool.key, model_info=defaultdict(dict),
+        failures=dict.fromkeys(failed, "no luck"),
+        measure=lambda key, _, request, setting: {"seconds": seconds(*key, setting), "tokens": 100})
 
 
-def watch_of(shares):
-    """A fake watch: the shares that other programs take of the rounds."""
-    return SimpleNamespace(seconds=2.0, start=lambda: None, foreign=lambda: next(shares))
+def monitor_of(shares):
+    """A fake load monitor: the shares of the machine that other programs use in the rounds."""
+    return SimpleNamespace(seconds=2.0, start=lambda: None, other_load=lambda: next(shares))
 
 
 def test_every_system_races_in_the_setting_that_it_does_best_in():
     """Of threads 4, 2, 1 and four workers of one thread: the figures are those of the best."""
     best = {"annotated": (1, 4), "ctranslate2": (4, 1), "marian": (1, 1)}
-    group = group_of(lambda system, _, setting: 0.1 if setting == best[system] else 0.5,
-                     failed=[("torch", "fp32")])
-    cell = work.Cell("greedy", "tiny", tuple(work.Entrant(system) for system in (*best, "torch")),
-                     batch=32, seconds=1e9)
-    options = program.parse(["--threads", "4", "--effort", "0.0001"])
-    entrants = program.run_cell(cell, group, watch_of(itertools.repeat(0.0)), options)["entrants"]
+    pool = pool_of(lambda system, _, setting: 0.1 if setting == best[system] else 0.5,
+                   failed=[("torch", "fp32")])
+    contenders = tuple(workloads.Contender(system) for system in (*best, "torch"))
+    cell = workloads.Cell("greedy", "tiny", contenders, batch=32, seconds=1e9)
+    options = program.parse_args(["--threads", "4", "--time-scale", "0.0001"])
+    entrants = program.run_cell(cell, pool, monitor_of(itertools.repeat(0.0)), options)["entrants"]
     assert entrants.pop()["failed"] == "no luck"
     for (system, setting), entrant in zip(best.items(), entrants, strict=True):
         assert entrant["system"] == system and entrant["setting"] == setting
@@ -383,32 +396,33 @@ def test_every_system_races_in_the_setting_that_it_does_best_in():
 def test_one_disturbed_visit_does_not_decide_a_setting():
     """Two workers are the best, and their first visit takes 1.8 times as long as it should."""
     disturbed = iter([0.18])
-    group = group_of(lambda system, _, setting: next(disturbed, 0.1) if setting == (2, 1) else 0.12)
-    cell = work.Cell("beam", "base", (work.Entrant("ctranslate2", "int8"),), batch=32)
-    options = program.parse(["--threads", "2", "--effort", "0"])
-    speeds = program.try_settings(cell, cell.entrants[0], group, options)
+    pool = pool_of(lambda system, _, setting: next(disturbed, 0.1) if setting == (2, 1) else 0.12)
+    cell = workloads.Cell("beam", "base", (workloads.Contender("ctranslate2", "int8"),), batch=32)
+    options = program.parse_args(["--threads", "2", "--time-scale", "0"])
+    speeds = program.tune(cell, cell.contenders[0], pool, options)
     assert max(speeds, key=speeds.get) == (2, 1) and speeds[2, 1] == 1000
 
 
 def test_growth_varies_one_thing_and_counts_what_is_expected():
     """A token of training costs three forward passes, each further layer as much as the last."""
-    base = growth.point("train", "length", 32)
+    base = growth.make_point("train", "length", 32)
     for axis, values in growth.AXES["train"].items():
-        points = [growth.point("train", axis, value) for value in values]
+        points = [growth.make_point("train", axis, value) for value in values]
         shared = base in [dataclasses.replace(point, axis="length", value=32) for point in points]
         # all axes cross in one point, but for the vocabulary's
         assert shared is (axis != "vocabulary") and len(set(points)) == len(values)
-    one, two, four = (growth.operations(growth.point("train", "depth", n)) for n in (1, 2, 4))
+    one, two, four = (growth.flops_per_token(growth.make_point("train", "depth", n))
+                      for n in (1, 2, 4))
     assert four - two == pytest.approx(2 * (two - one))
-    assert growth.operations(base) == 3 * work.forward_flops(growth.SIZE, [(32, 32)] * 5) / (5 * 32)
-    four, one = (growth.numbers(growth.point("decode", "beam", n)) for n in (4, 1))
+    assert growth.flops_per_token(base) == 3 * workloads.forward_flops(growth.SIZE, 32, 32) / 32
+    four, one = (growth.numbers_in_memory(growth.make_point("decode", "beam", n)) for n in (4, 1))
     assert four > one > sum(growth.SIZE.weights)
 
 
 def test_parts_of_a_run_are_chosen_by_name_system_precision_and_whether_they_are_compiled():
     def chosen(*arguments):
-        return [(cell.name, str(entrant)) for group in program.chosen_cells(
-            program.parse(arguments)) for cell in group for entrant in cell.entrants]
+        return [(cell.name, str(entrant)) for group in program.select_cells(
+            program.parse_args(arguments)) for cell in group for entrant in cell.contenders]
 
     gpu = ["--device", "cuda", "--only", "^train, big$", "--systems", "annotated,torch"]
     assert chosen(*gpu, "--no-compile") == [
@@ -420,24 +434,25 @@ def test_parts_of_a_run_are_chosen_by_name_system_precision_and_whether_they_are
 
 
 def test_settings_end_at_the_threads_there_are():
-    single, batch, train = (work.Cell(task, "tiny", (), count)
+    single, batch, train = (workloads.Cell(task, "tiny", (), count)
                             for task, count in (("greedy", 1), ("greedy", 32), ("train", 0)))
-    assert work.settings(single, 1) == work.settings(batch, 1) == [(1, 1)]
+    assert workloads.settings(single, 1) == workloads.settings(batch, 1) == [(1, 1)]
     # one sentence is not shared
-    assert work.settings(single, 6) == work.settings(train, 6) == [(1, 6), (1, 3), (1, 1)]
+    assert workloads.settings(single, 6) == workloads.settings(train, 6) == [(1, 6), (1, 3), (1, 1)]
     # the library's engine chooses by itself
-    assert work.settings(batch, 2, "annotated, CTranslate2") == [(2, 1)]
-    assert work.settings(batch, 2) == [(1, 2), (1, 1), (2, 1)]
-    assert work.settings(train, 2, "torch, compiled") == [(1, 2)]
+    assert workloads.settings(batch, 2, "annotated, CTranslate2") == [(2, 1)]
+    assert workloads.settings(batch, 2) == [(1, 2), (1, 1), (2, 1)]
+    assert workloads.settings(train, 2, "torch, compiled") == [(1, 2)]
 
 
 @pytest.mark.parametrize(("arguments", "worst", "lost"),
-                         [([], 0.08, 2), (["--busy-anyway"], 0.3, 0)])
+                         [([], 0.08, 2), (["--allow-load"], 0.3, 0)])
 def test_the_load_of_a_cell_is_that_of_the_rounds_that_count(arguments, worst, lost):
     """Of four rounds, two of them disturbed: they are measured again, or kept and reported."""
-    watch = watch_of(iter([0.05, 0.3, 0.2, 0.08] + [0.01] * 30))
-    cell = work.Cell("greedy", "tiny", (work.Entrant("annotated"),), batch=1, seconds=1e9)
-    result = program.run_cell(cell, group_of(lambda *_: 1.0), watch, program.parse(arguments))
+    monitor = monitor_of(iter([0.05, 0.3, 0.2, 0.08] + [0.01] * 30))
+    cell = workloads.Cell("greedy", "tiny", (workloads.Contender("annotated"),), batch=1,
+                          seconds=1e9)
+    result = program.run_cell(cell, pool_of(lambda *_: 1.0), monitor, program.parse_args(arguments))
     assert result["foreign"]["worst"] == worst and result["lost_rounds"] == lost
     assert len(result["entrants"][0]["seconds"]) == 9
 
@@ -446,17 +461,17 @@ def test_the_load_of_a_cell_is_that_of_the_rounds_that_count(arguments, worst, l
 
 
 def test_a_worker_answers_and_survives_its_errors(fake):
-    assert fake.ask(do="hello", number=1)["got"] == {"do": "hello", "number": 1}
+    assert fake.ask(method="hello", number=1)["got"] == {"method": "hello", "number": 1}
     with pytest.raises(WorkerFailed, match="ValueError: no such luck"):
-        fake.ask(do="fail")
-    assert fake.ask(do="hello")["pid"] == fake.process.pid
+        fake.ask(method="fail")
+    assert fake.ask(method="hello")["pid"] == fake.process.pid
 
 
 @pytest.mark.parametrize(("question", "message"), [
-    ({"do": "die"}, "ended with status 7"),
-    ({"do": "sleep", "timeout": 0.2}, "no reply within 0.2 s")])
+    ({"method": "die"}, "ended with status 7"),
+    ({"method": "sleep", "timeout": 0.2}, "no reply within 0.2 s")])
 def test_a_worker_that_dies_or_hangs_is_reported(fake, question, message):
-    fake.ask(do="hello")
+    fake.ask(method="hello")
     with pytest.raises(WorkerFailed, match=message):
         fake.ask(**question)
     fake.close()
@@ -469,22 +484,21 @@ def test_a_run_goes_on_without_a_system_that_fails(tmp_path, monkeypatch, capsys
     code = """
 name, count = sys.argv[1], [0]
 def handle(request):
-    if request["do"] == "rates":
+    if request["method"] == "rates":
         return {"fp32": 1e12, "bf16": 2e12, "int8": 2e12, "bandwidth": 1e10}
-    if request["do"] == "build":
+    if request["method"] == "build":
         if name == "marian": raise ImportError("no such package")
         return {"parameters": 1, "versions": {"torch": "2"}}
     count[0] += 1
     if name == "torch" and count[0] == 2: os._exit(1)
     reply = {"seconds": 0.5 if name == "torch" else 0.25, "tokens": 100}
-    return reply | ({"peak": 5} if request["first"] else {})
+    return reply | ({"peak": 5} if request["warmup"] else {})
 """
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(program.Watch, "foreign", lambda self: load)
-    monkeypatch.setattr(program.report, "draw", lambda *_: [])
-    monkeypatch.setattr(program.Group, "start", staticmethod(lambda system, _: start(code, system)))
-    arguments = ["--only", "train, base", "--systems", "annotated,torch,marian", "--effort", "0.05",
-                 "--threads", "1", "--busy-anyway"]
+    monkeypatch.setattr(program.LoadMonitor, "other_load", lambda self: load)
+    monkeypatch.setattr(program, "start_worker", lambda system, _: start(code, system))
+    arguments = ["--only", "train, base", "--systems", "annotated,torch,marian",
+                 "--time-scale", "0.05", "--threads", "1", "--allow-load"]
     assert program.main(arguments) == 0
     results = json.loads((tmp_path / "_build/bench/part.json").read_text())
     assert results["load"]["before"] == load and results["disturbed"] is (load > 0.1)
@@ -502,29 +516,29 @@ def handle(request):
 
 
 def test_flops_are_those_of_torchs_counter():
-    size = work.Size(N=2, d_model=32, d_ff=64, h=4, vocab_size=100)
+    size = workloads.Size(N=2, d_model=32, d_ff=64, h=4, vocab_size=100)
     model = random_model(100, N=2, d_model=32, d_ff=64, h=4)
     source, target = torch.randint(4, 100, (3, 7)), torch.randint(4, 100, (3, 5))
     with FlopCounterMode(display=False) as counter:
         logits = model(source, target)
-    assert counter.get_total_flops() == work.forward_flops(size, [(7, 5)] * 3)
+    assert counter.get_total_flops() == workloads.forward_flops(size, 7, 5, 3)
     with FlopCounterMode(display=False) as counter:
         logits.sum().backward()
-    assert counter.get_total_flops() == 2 * work.forward_flops(size, [(7, 5)] * 3)
+    assert counter.get_total_flops() == 2 * workloads.forward_flops(size, 7, 5, 3)
 
 
 def test_decoding_counts_a_token_at_a_time():
     """The operations are those of the encoder, the memory's keys and values, and each step."""
-    size, rates, d = work.Size(2, 32, 64, 4, 100), {"fp32": 1e9, "bandwidth": 1e30}, 32
-    flops, _, seconds = work.decoding_floor(size, 3, 1, rates, "fp32", source=7, written=5)
+    size, rates, d = workloads.Size(2, 32, 64, 4, 100), {"fp32": 1e9, "bandwidth": 1e30}, 32
+    flops, _, seconds = workloads.decoding_cost(size, 3, 1, rates, "fp32", source=7, target=5)
     matrices = 2 * (4 * d * d + 2 * d * 64)
     own = matrices + 2 * (2 * d * d) + d * 100  # of a token that is written
     encoder, memory = 7 * matrices + 2 * 2 * 7 * 7 * d, 7 * 2 * (2 * d * d)
     attention = sum(2 * 2 * d * (t + 7) for t in range(1, 6))
     assert flops == 3 * 2 * (encoder + memory + 5 * own + attention)
     assert seconds == pytest.approx(flops / 1e9)
-    _, moved, seconds = work.decoding_floor(size, 1, 1, {"bf16": 1e30, "bandwidth": 1.0}, "bf16",
-                                            source=7, written=1)
+    rates = {"bf16": 1e30, "bandwidth": 1.0}
+    _, moved, seconds = workloads.decoding_cost(size, 1, 1, rates, "bf16", source=7, target=1)
     assert moved == seconds == 2 * (matrices + memory // 7 + own) + 2 * 2 * d * 2 * (1 + 7)
 
 
@@ -540,7 +554,7 @@ def test_sizes_are_the_models_own():
 @pytest.fixture
 def small(monkeypatch):
     threads = torch.get_num_threads()
-    monkeypatch.setitem(work.SIZES, "tiny", work.Size(1, 16, 32, 2, 60))
+    monkeypatch.setitem(workloads.SIZES, "tiny", workloads.Size(1, 16, 32, 2, 60))
     yield
     torch.set_num_threads(threads)
 
@@ -549,27 +563,26 @@ def small(monkeypatch):
 def test_systems_learn_and_write_as_many_tokens_as_asked(system, small):
     """Those whose packages the tests have: the loss falls, 40 tokens are written without an end."""
     torch.manual_seed(0)
-    bench = worker.Bench(system)
-    facts = bench.handle({"do": "build", "size": "tiny"})
-    trained = [weight for weight in bench.system.model.parameters() if weight.requires_grad]
+    handler = worker.RequestHandler(system)
+    facts = handler.handle({"method": "build", "size": "tiny"})
+    trained = [weight for weight in handler.system.model.parameters() if weight.requires_grad]
     assert facts["parameters"] == sum(weight.numel() for weight in trained)
-    visit = {"precision": "fp32", "setting": [1, 1]}
-    reply = bench.handle({"do": "visit", **visit, "kind": "train", "tokens": 128, "first": True})
+    request = {"method": "measure", "precision": "fp32", "setting": [1, 1], "warmup": True}
+    reply = handler.handle({**request, "task": "train", "tokens": 128})
     assert reply["tokens"] == 128 and torch.get_num_threads() == 1
-    batch = bench._batches(1, 128)[0]
-    for group in bench.system.optimizer.param_groups:
+    batch = handler._batches(1, 128)[0]
+    for group in handler.system.optimizer.param_groups:
         group["lr"] = 0.01
         assert group["fused"]
-    losses = [bench.system.train_step(batch, "fp32") for _ in range(8)]
+    losses = [handler.system.train_step(batch, "fp32") for _ in range(8)]
     assert losses[-1] < losses[0]
-    rates = [m.p for m in bench.system.model.modules() if isinstance(m, torch.nn.Dropout)]
+    rates = [m.p for m in handler.system.model.modules() if isinstance(m, torch.nn.Dropout)]
     assert sorted(set(rates)) in ([0.0, 0.1], [0.1], [])
     if system == "torch":  # which has no decoding of its own
         return
-    bench.handle({"do": "build", "size": "tiny", "precision": "fp32"})
+    handler.handle({"method": "build", "size": "tiny", "precision": "fp32"})
     for beam in (1, 4):
-        reply = bench.handle({"do": "visit", **visit, "kind": "write", "beam": beam, "batch": 2,
-                              "first": True})
+        reply = handler.handle({**request, "task": "generate", "beam": beam, "batch": 2})
         assert reply["tokens"] == 80 and reply["end"] - reply["start"] == reply["seconds"] > 0
 
 
@@ -585,11 +598,11 @@ def test_compiled_systems_learn_the_same(system, small, monkeypatch, unenforced)
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self:
                         setattr(self, "_compiled_call_impl", torch.compile(self._call_impl)))
-    bench = worker.Bench(system)
-    bench.size = "tiny"
-    batch, losses = bench._batches(1, 128)[0], {}
+    handler = worker.RequestHandler(system)
+    handler.size = "tiny"
+    batch, losses = handler._batches(1, 128)[0], {}
     for name in (system, f"{system}, compiled"):
-        trainer = make(name, "tiny")
+        trainer = make_system(name, "tiny")
         assert not graphs, "the plain one was compiled"
         torch.manual_seed(1)
         losses[name] = [trainer.train_step(batch, "fp32") for _ in range(3)]
@@ -600,7 +613,7 @@ def test_compiled_systems_learn_the_same(system, small, monkeypatch, unenforced)
 def test_waits_are_the_warnings_of_pytorch_s_own_watch(monkeypatch):
     modes = []
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
-    with worker.counting_waits("cuda") as found:
+    with worker.record_syncs("cuda") as found:
         for text in ("called a synchronizing CUDA operation (Triggered internally)", "old") * 2:
             warnings.warn(text, stacklevel=1)
     assert len(found) == 2 and modes == ["warn", "default"]
@@ -611,19 +624,19 @@ def test_several_workers_share_a_batch_timed_from_the_first_start_to_the_last_en
     code = """
 number = int(sys.argv[1])
 def handle(request):
-    if request["do"] == "build":
+    if request["method"] == "build":
         return {"parameters": 1, "versions": {}}
     assert request["setting"] == [1, 1], request
     times = {"seconds": 3.0, "start": 1.0 + number, "end": 4.0 + number}
     return times | {"tokens": 40 * request["batch"]}
 """
     numbers = itertools.count()
-    monkeypatch.setattr(program.Group, "start", lambda *_: start(code, str(next(numbers))))
-    cell = work.Cell("greedy", "tiny", (work.Entrant("annotated"),), batch=33)
-    group = program.Group([cell], program.parse([]), {})
+    monkeypatch.setattr(program, "start_worker", lambda *_: start(code, str(next(numbers))))
+    cell = workloads.Cell("greedy", "tiny", (workloads.Contender("annotated"),), batch=33)
+    pool = program.WorkerPool([cell], program.parse_args([]), [])
     try:
-        request = program.request_of(cell, cell.entrants[0], work.TOKENS)
-        reply = group.visit(("annotated", "fp32"), True, request, (2, 1))
+        request = program.measure_request(cell, cell.contenders[0], workloads.BATCH_TOKENS)
+        reply = pool.measure(("annotated", "fp32"), True, request, (2, 1))
         assert reply == {"seconds": 4.0, "tokens": 40 * 33}
     finally:
-        group.close()
+        pool.close()

@@ -77,7 +77,7 @@ def test_all_parts_are_well_on_cpus_and_without_a_gpu_it_goes_no_further(tmp_pat
         assert done.returncode == 1 and list(parts) == ["versions"]
         assert "device 'cuda' cannot be used" in done.stdout
         return
-    assert done.returncode == 0 and list(parts) == list(gpu_check.TIMES)
+    assert done.returncode == 0 and list(parts) == list(gpu_check.TIME_LIMITS)
     assert "all parts are well" in done.stdout
     steps, resume, processes = (parts[part]["facts"] for part in ("steps", "resume", "processes"))
     assert steps["fp32"]["losses"] != steps["bf16"]["losses"]
@@ -108,7 +108,7 @@ def test_the_parts_of_the_first_run_take_at_most_nine_minutes():
     assert sum(int(seconds) for seconds, _ in PLAN) + 5 <= 9 * 60
     text = FIRST_RUN.read_text(encoding="utf-8")
     checks = re.findall(r"(\w+)=\$\(\((\d+) \* slow", text)
-    assert [name for name, _ in checks] == list(gpu_check.TIMES)
+    assert [name for name, _ in checks] == list(gpu_check.TIME_LIMITS)
     assert sum(int(seconds) for _, seconds in checks) <= int(dict(map(reversed, PLAN))["check"])
 
 

@@ -22,7 +22,8 @@ FILES = results.files()
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_file_names_its_revision(path):
-    assert all(re.fullmatch(r"[0-9a-f]{40}", facts["revision"]) for facts in results.facts_of(path))
+    records = results.load_records(path)
+    assert all(re.fullmatch(r"[0-9a-f]{40}", record["revision"]) for record in records)
 
 
 def test_provenance_names_the_commit():
@@ -36,21 +37,21 @@ def test_provenance_names_the_commit():
 
 def test_the_table_says_at_which_revision_its_figures_were_made():
     text = (ROOT / "results" / "README.md").read_text(encoding="utf-8")
-    assert results.marked(text) == text, "run `make results`: it brings `made at` up to date"
+    assert results.update_table(text) == text, "run `make results`: it brings `made at` up to date"
     linked = {name for row in text.splitlines() for name in results.LINK.findall(row)}
     assert linked >= {"toy.json", "table3_multi30k.jsonl", "parsing_gum.json",
                       "multi30k_record.jsonl", "bench"}
 
 
 def test_kept_models_are_small_can_be_loaded_and_have_a_card():
-    folders = sorted(path for path in keep.PLACE.iterdir())
+    folders = sorted(path for path in keep.FOLDER.iterdir())
     sizes = [sum(path.stat().st_size for path in folder.iterdir()) for folder in folders]
     assert {folder.name for folder in folders} <= keep.MODELS.keys() and folders
-    assert max(sizes) <= keep.MOST and sum(sizes) <= keep.MOST_TOGETHER
+    assert max(sizes) <= keep.MAX_BYTES and sum(sizes) <= keep.MAX_TOTAL_BYTES
     for folder in folders:
         saved, card = load_checkpoint(folder), (folder / "README.md").read_text(encoding="utf-8")
         _, result, figures = keep.MODELS[folder.name]
-        facts = keep.measured(ROOT / "results" / result)
+        facts = keep.load_result(ROOT / "results" / result)
         assert saved.info["log"] == facts["log"]
         assert saved.info["training"] == facts["training"]
         assert asdict(saved.model.config) == facts["model"]

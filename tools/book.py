@@ -1,11 +1,8 @@
 """`make book`: translate three sentences, render the stored pages, then execute every page with
-nbval and say what came out.
+nbval and print the outcomes.
 
-    python tools/book.py            every page, and the site
-    python tools/book.py 05 06      execute these pages alone
-
-A page is "equal" if each of its cells gives what is stored, "differs" in a cell that gives
-something else, or "failed" in one that raises. The exit status is 1 unless all are equal.
+A page is "equal" if the outputs of all cells are the stored ones, "differs" in a cell whose output
+is another, or "failed" in one that raises. The exit status is 1 unless all are equal.
 """
 
 import sys
@@ -21,14 +18,11 @@ from annotated.training.checkpoints import book_model
 from annotated.translation.search import translate
 from notebooks import pages
 
-PROCESSES = ("-n", "logical", "--maxprocesses=4", "--dist=loadfile")  # pages side by side
+PROCESSES = ("-n", "logical", "--maxprocesses=4", "--dist=loadfile")  # pages in parallel
 
 
 class Pages:
-    """A plugin of pytest that prints a line for each page in place of a dot for each cell.
-
-    `outcomes` holds what pages came to.
-    """
+    """A pytest plugin that prints a line for each page and collects the `outcomes` of pages."""
 
     def __init__(self, total):
         self.total, self.first, self.outcomes = total, {}, {}
@@ -58,33 +52,31 @@ class Pages:
 
 
 def page_of(nodeid):
-    """The file name of a test, from "notebooks/05_positional.ipynb::Cell 3"."""
+    """Return the file name of a test such as "notebooks/05_positional.ipynb::Cell 3"."""
     return nodeid.partition("::")[0].rpartition("/")[2]
 
 
 def execute(chosen, processes=PROCESSES):
-    """Execute pages with nbval and print what came out.
+    """Execute pages with nbval and print the outcomes.
 
-    Returns {file name: "equal", or what is wrong} of those that were executed.
+    Returns {file name: "equal", or what is wrong} of the pages that were executed.
     """
-    seen = Pages(len(chosen))
+    plugin = Pages(len(chosen))
     quiet = ["-q", "--no-header", "-o", "console_output_style=classic", "-p", "no:cacheprovider",
              "-p", "no:warnings"]
-    pytest.main(["--nbval", *quiet, *processes, *map(str, chosen)], plugins=[seen])
-    return seen.outcomes
+    pytest.main(["--nbval", *quiet, *processes, *map(str, chosen)], plugins=[plugin])
+    return plugin.outcomes
 
 
 def main():
-    begin, chosen, whole = time.time(), pages(sys.argv[1:]), not sys.argv[1:]
-    if whole:
-        ledger.read(pages())  # a claim that nothing checks is better found now than at the end
-        print("[book 1/3] the book's model translates three sentences that it never saw:",
-              flush=True)
-        sentences, saved = [source for source, _ in load_corpus("toy").test[:3]], book_model()
-        for source, output in zip(sentences, translate(sentences, saved.model, saved.tokenizer),
-                                  strict=True):
-            print(f"  {source}\n    -> {output}")
-        print(f"[book 2/3] the pages as they are stored: {site_build.build()}", flush=True)
+    begin, chosen = time.time(), pages()
+    ledger.read(chosen)  # a claim that nothing checks is better found now than at the end
+    print("[book 1/3] the book's model translates three sentences that it never saw:", flush=True)
+    sentences, saved = [source for source, _ in load_corpus("toy").test[:3]], book_model()
+    for source, output in zip(sentences, translate(sentences, saved.model, saved.tokenizer),
+                              strict=True):
+        print(f"  {source}\n    -> {output}")
+    print(f"[book 2/3] the pages as they are stored: {site_build.build()}", flush=True)
     print(f"[book 3/3] executing {len(chosen)} pages: does each give what it shows?", flush=True)
     outcomes = execute(chosen)
     wrong = [path.name for path in chosen if outcomes.get(path.name) != "equal"]

@@ -48,7 +48,7 @@ part() {  # its seconds, its name, and what Python shall run; {left}: the second
 
 base=base big=big tokens=25000
 [ "$device" = cuda ] || { base=tiny big=tiny tokens=256 && export OMP_NUM_THREADS=1; }
-bench=(-m benchmarks --device "$device" --threads 1 --busy-anyway --effort 0.1)
+bench=(-m benchmarks --device "$device" --threads 1 --allow-load --time-scale 0.1)
 train=("${bench[@]}" --tokens $tokens --systems annotated,torch,marian)
 
 part 215 check tools/gpu_check.py --device "$device" --out "$out/check" \

@@ -1,9 +1,9 @@
-"""Copies of the pages that run on Colab: they lie in the site, and each page links to its own.
+"""Copies of the pages for Colab: they are part of the site, and each page links to its copy.
 
-The pages in notebooks/ stay as they are. A copy has one cell more, which fetches the repository and
-installs what pages need; anywhere but on Colab it does nothing. Colab opens notebooks of GitHub
-alone, so copies and links are made where GITHUB_REPOSITORY says which repository this is, as it
-does in GitHub's workflows; .github/workflows/site.yml publishes the site as the branch gh-pages.
+A copy has one more cell, which clones the repository and installs the packages; outside Colab it
+does nothing. Colab opens notebooks from GitHub only, so copies and links are made if
+GITHUB_REPOSITORY names the repository, as in GitHub's workflows: .github/workflows/site.yml
+publishes the site as the branch gh-pages.
 """
 
 import os
@@ -22,20 +22,20 @@ if "google.colab" in sys.modules:
 
 
 def repository():
-    """The repository on GitHub, "owner/name", that this site is made for; None if none is named."""
+    """Return the GitHub repository of this site, "owner/name", or None."""
     return os.environ.get("GITHUB_REPOSITORY") or None
 
 
 def link(path):
-    """Markdown that opens the copy of a page on Colab; empty without a repository."""
+    """Return Markdown that opens the copy of a page on Colab; empty without a repository."""
     if repository() is None:
         return ""
-    place = f"{repository()}/blob/{BRANCH}/notebooks/{path.name}"
-    return f" · [Open in Colab](https://colab.research.google.com/github/{place})"
+    address = f"{repository()}/blob/{BRANCH}/notebooks/{path.name}"
+    return f" · [Open in Colab](https://colab.research.google.com/github/{address})"
 
 
 def write(paths, folder):
-    """Write copies of pages, each with the cell for Colab; nothing without a repository."""
+    """Write copies of pages with the cell for Colab into `folder`, if there is a repository."""
     for path in paths if repository() else ():
         notebook = nbformat.read(path, as_version=4)
         cell = nbformat.v4.new_code_cell(CELL.format(repository=repository()), id="colab")

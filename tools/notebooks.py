@@ -30,10 +30,7 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GOMP_SPINCOUNT":
 
 
 def pages(numbers=()):
-    """Paths of the book's notebooks in order.
-
-    `wanted` holds numbers such as "05" (all of them if empty).
-    """
+    """Return the paths of the book's notebooks in order, or of those with numbers such as "05"."""
     paths = {path.name[:2]: path for path in sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))}
     if unknown := set(numbers) - paths.keys():
         raise SystemExit(f"no page {', '.join(sorted(unknown))}: there are {', '.join(paths)}")
@@ -44,23 +41,23 @@ def execute(notebook, timeout=3600, after_cell=None):
     """Run all cells in a fresh kernel, in the folder of the notebooks, and store the outputs in
     `notebook`.
 
-    timeout: seconds that a cell may take, None for as long as it likes; after_cell: called as
-    nbclient's `on_cell_executed`. Raises nbclient's CellExecutionError for a cell that raises, and
+    timeout: seconds that a cell may take, or None; after_cell: called as nbclient's
+    `on_cell_executed`. Raises nbclient's CellExecutionError for a cell that raises, and
     CellTimeoutError.
     """
     client = NotebookClient(notebook, timeout=timeout, kernel_name="python3", record_timing=False,
                             coalesce_streams=True, on_cell_executed=after_cell,
                             resources={"metadata": {"path": str(NOTEBOOKS)}})
     KERNEL_LOG.parent.mkdir(parents=True, exist_ok=True)
-    # what the kernels themselves have to say; errors in cells are raised here
+    # messages of the kernels themselves; errors in cells are raised here
     with KERNEL_LOG.open("ab") as log:
         client.execute(env={**os.environ, **ENVIRONMENT}, stderr=log)
     return notebook
 
 
 def role(cell):
-    """What a code cell is to a reader: "imports", "library", "drawing", "check", or "" for one that
-    is simply to be read.
+    """Return the role of a code cell: "imports", "library", "drawing", "check", or "" for one that
+    is part of the text.
     """
     code = "\n".join("" if line.startswith("%") else line for line in cell.source.split("\n"))
     try:
@@ -81,15 +78,14 @@ def role(cell):
 
 
 def folded(cell):
-    """Whether the source of a code cell is folded away, on the site and in JupyterLab."""
+    """Whether the source of a code cell is collapsed, on the site and in JupyterLab."""
     return role(cell) in ("imports", "drawing", "library")
 
 
 def normalise(notebook):
-    """Keep only what a run produces on every machine.
+    """Keep only what a run produces on every machine: no name, time or version.
 
-    Counts from 1, tags, and no name, time or version; JupyterLab shows what is `folded` by its
-    outputs alone.
+    Execution counts start at 1, only tags stay, and JupyterLab hides the source of `folded` cells.
     """
     notebook.metadata = nbformat.from_dict(KEPT_METADATA)
     count = 0
@@ -112,10 +108,7 @@ def normalise(notebook):
 
 
 def complaints(notebook):
-    """What must not be stored: text on stderr, and paths of this machine.
-
-    A list of sentences, empty if all is well.
-    """
+    """Return messages on what must not be stored: text on stderr, and paths of this machine."""
     messages = []
     for cell in (cell for cell in notebook.cells if cell.cell_type == "code"):
         where = f"cell {cell.execution_count} ({cell.source.partition(chr(10))[0]!r})"
@@ -130,9 +123,7 @@ def complaints(notebook):
 
 
 def module_of(path):
-    """The module that a notebook exports, by its name within the package, such as
-    "model.attention"; None if it exports none.
-    """
+    """Return the module that a notebook exports, such as "model.attention"; None if it has none."""
     cells = json.loads(Path(path).read_text(encoding="utf-8"))["cells"]
     code = ("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
     names = re.findall(DEFAULT, "\n".join(code), re.MULTILINE)
@@ -142,40 +133,37 @@ def module_of(path):
 
 
 def module_file(module, package=PACKAGE):
-    """The file of a module, "model.attention" in annotated/model/attention.py."""
+    """Return the file of a module: annotated/model/attention.py for "model.attention"."""
     return Path(package, *module.split(".")).with_suffix(".py")
 
 
 def modules(package=PACKAGE):
-    """{name: file} of all exported modules that lie in the package."""
+    """Return {name: file} of all exported modules of the package."""
     files = sorted(Path(package).rglob("[!_]*.py"))
     return {".".join(file.relative_to(package).with_suffix("").parts): file for file in files}
 
 
 def page_tests(path):
-    """Where the tests of a page's module lie, below the root; None without a module.
-
-    The name is that of the page, the folder that of the module: tests/model/test_stacks.py.
+    """Return the tests of a page's module, such as tests/model/test_stacks.py; None without a
+    module. The file has the name of the page, the folder that of the package.
     """
     module = module_of(path)
     return module and Path("tests", *module.split(".")[:-1], f"test_{path.stem[3:]}.py")
 
 
-class Absolute(ModuleMaker):
-    """Writes a module with its imports as on the page: nbdev would make some of them relative."""
+class AbsoluteImports(ModuleMaker):
+    """Exports imports as they are on the page, while nbdev would make some of them relative."""
 
     def make(self, cells, all_cells=None, lib_path=None):
         return super().make(cells, all_cells, lib_path=Path(self.dest) / "elsewhere")
 
 
 def export(path, package=PACKAGE):
-    """Write the module that one notebook exports into the folder `package` (nothing if it exports
-    none).
-    """
-    nb_export(str(path), lib_path=package, mod_maker=Absolute)
+    """Write the module that a notebook exports, if any, into the folder `package`."""
+    nb_export(str(path), lib_path=package, mod_maker=AbsoluteImports)
     if module := module_of(path):  # nbdev's list of names is 120 characters wide
         file = module_file(module, package)
         narrow = textwrap.TextWrapper(100, subsequent_indent=" " * 11, break_long_words=False)
-        text = file.read_text(encoding="utf-8")
-        text = NAMES.sub(lambda names: narrow.fill(" ".join(names[0].split())), text)
+        text = NAMES.sub(lambda names: narrow.fill(" ".join(names[0].split())),
+                         file.read_text(encoding="utf-8"))
         file.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""How long the pages are: words of prose, code in view, minutes of reading, and the two-hour path
+"""The length of the pages: words of prose, visible code, minutes of reading, and the two-hour path
 of `docs/path.toml`.
 
     python tools/reading.py    a line for each page
@@ -12,27 +12,26 @@ import nbformat
 
 from notebooks import ROOT, folded, pages
 
-WORDS, LINES, PICTURES = 150, 25, 3  # that a reader takes in within a minute
+WORDS, LINES, PICTURES = 150, 25, 3  # that are read in a minute
 
-# lines: of code that is not folded away
+# lines: of code that is not collapsed
 Length = namedtuple("Length", "words lines pictures minutes")
 # of the two-hour path: a page, and what of it to read (None: all)
 Stop = namedtuple("Stop", "page sections why minutes")
 
 
 def words(line):
-    """How many words a line has: whatever stands between spaces and has a letter or a digit, so no
-    bars of tables.
+    """Return the number of words of a line: texts between spaces with a letter or digit, which the
+    bars of tables are not.
     """
     return sum(any(map(str.isalnum, word)) for word in line.split())
 
 
 def length(path, sections=None):
-    """The Length of a page, or of some of its sections and what stands before the first; ValueError
-    for a section that is not there.
+    """Return the Length of a page, or of some of its sections and the text before the first.
 
     A section is a heading of the second level, or one of the third below it: "Checks", or "Checks /
-    What the mask guarantees".
+    What the mask guarantees". Raises a ValueError for a section that the page does not have.
     """
     counts, section, part, seen = [0, 0, 0], "", "", set()
     for cell in nbformat.read(path, as_version=4).cells:
@@ -56,7 +55,7 @@ def length(path, sections=None):
 
 
 def two_hours():
-    """The stops of the path, in order."""
+    """Return the stops of the two-hour path in order."""
     stops = tomllib.loads((ROOT / "docs" / "path.toml").read_text(encoding="utf-8"))["stop"]
     by_number = {p.name[:2]: p for p in pages()}
     return [Stop(stop["page"], stop.get("sections"), stop["why"],

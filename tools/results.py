@@ -1,7 +1,7 @@
-"""Bring what results/README.md and README.md say of stored files up to date: `make results`.
+"""`make results`: update the parts of results/README.md and README.md that come from stored files.
 
-The column "made at" of results/README.md names the git revision of the files that a row links to;
-the rows on speed, there and in README.md, come from all runs in results/bench.
+The column "made at" of results/README.md names the git revisions of the files that a row links to.
+The rows on speed, there and in README.md, summarise all runs in results/bench.
 """
 
 import json
@@ -11,25 +11,24 @@ import sys
 from notebooks import ROOT
 
 sys.path.append(str(ROOT))
-from benchmarks import over  # noqa: E402
+from benchmarks import summary  # noqa: E402
 
 RESULTS = ROOT / "results"
 TABLE, README = RESULTS / "README.md", ROOT / "README.md"
 LINK = re.compile(r"\]\(\./([^)]+)\)")
 
 
-def facts_of(path):
-    """What a file of results says of its runs, a dictionary each."""
+def load_records(path):
+    """Return the records of a file of results, a dictionary for each run."""
     text = path.read_text(encoding="utf-8")
-    facts = [json.loads(line)
-             for line in text.splitlines()] if path.suffix == ".jsonl" else json.loads(text)
-    return facts if isinstance(facts, list) else [facts]
+    records = [json.loads(line)
+               for line in text.splitlines()] if path.suffix == ".jsonl" else json.loads(text)
+    return records if isinstance(records, list) else [records]
 
 
 def files(place=RESULTS):
-    """The files of results at a path: itself, or all in a folder.
-
-    Logs, translations and kept models belong to them.
+    """Return the files of results at a path: the file itself, or all in the folder, without logs of
+    subfolders, translations and the files of kept models.
     """
     if not place.is_dir():
         return [place]
@@ -37,29 +36,29 @@ def files(place=RESULTS):
 
 
 def revisions(cells):
-    """The short revisions of the files that a row links to."""
-    runs = [facts for place in dict.fromkeys(LINK.findall(cells)) for file in files(RESULTS / place)
-            for facts in facts_of(file)]
-    return ", ".join(dict.fromkeys(f"`{facts['revision'][:7]}`" for facts in runs))
+    """Return the short revisions of the files that a row links to."""
+    records = [record for place in dict.fromkeys(LINK.findall(cells))
+               for file in files(RESULTS / place) for record in load_records(file)]
+    return ", ".join(dict.fromkeys(f"`{record['revision'][:7]}`" for record in records))
 
 
-def quoted(text):
-    """The text of README.md with its row on speed as all stored runs have it."""
-    row = over.row_of_readme(over.stored(RESULTS / "bench"))
+def update_readme(text):
+    """Return README.md with its row on speed brought up to date."""
+    row = summary.readme_row(summary.load_runs(RESULTS / "bench"))
     return re.sub(r"^\| speed beside the quickest peer of .*$", lambda _: row, text,
                   flags=re.MULTILINE)
 
 
-def marked(text):
-    """The text of results/README.md with its row on speed, and then the last column of its table,
-    as they should be.
+def update_table(text):
+    """Return results/README.md with its row on speed and its column of revisions brought up to
+    date.
     """
-    speed = over.row_of_results(over.stored(RESULTS / "bench")) + " |"
+    speed = summary.results_row(summary.load_runs(RESULTS / "bench")) + " |"
     text = re.sub(r"^\| speed beside .*$", lambda _: speed, text, flags=re.MULTILINE)
     return re.sub(r"^(\|.*\]\(\./.*\|)[^|\n]*\|$", lambda line: f"{line[1]} {revisions(line[1])} |",
                   text, flags=re.MULTILINE)
 
 
 if __name__ == "__main__":
-    for path, renewed in ((TABLE, marked), (README, quoted)):
-        path.write_text(renewed(path.read_text(encoding="utf-8")), encoding="utf-8")
+    for path, update in ((TABLE, update_table), (README, update_readme)):
+        path.write_text(update(path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -15,15 +15,13 @@ SOURCE, SITE = ROOT / "_build" / "site_source", ROOT / "_build" / "site"
 
 
 def build():
-    """Render all pages and return where the first one lies."""
+    """Render all pages; returns the path of the front page."""
     paths = pages()
-    if not paths:
-        raise SystemExit(f"{NOTEBOOKS} holds no page")
     fresh = SITE.with_name("site.part")
     for old in (SOURCE, fresh):
         shutil.rmtree(old, ignore_errors=True)
     shutil.copytree(ROOT / "docs", SOURCE)
-    live.write(SOURCE / "_static" / "live")  # the model of the page that translates in the browser
+    live.write(SOURCE / "_static" / "live")  # the models of the page that translates in the browser
     # to be downloaded
     shutil.copytree(NOTEBOOKS, SOURCE / "notebooks", ignore=shutil.ignore_patterns("[!0-9]*"))
     described = [site_reference.Page(path) for path in paths]

@@ -1,5 +1,5 @@
-"""Turn stored notebooks into sources for Sphinx, and its HTML into pages that run no script but the
-book's own.
+"""Turn stored notebooks into sources for Sphinx, and its HTML into pages that run only the book's
+own scripts.
 """
 
 import base64
@@ -25,7 +25,7 @@ from notebooks import ROOT, folded, module_of, page_tests, pages, role
 VEGA_LITE = "application/vnd.vegalite.v5+json"
 DIRECTIVES = re.compile(r"^#\|.*\n?", re.MULTILINE)
 ALT = re.compile(r"^# alt: (.*)\n?", re.MULTILINE)
-# greedy: an output that closes it early does not get out
+# up to the last end tag: an output that closes the article early stays within
 ARTICLE = re.compile("<article.*</article>", re.DOTALL)
 SCRIPT = re.compile(r"<script(?![^>]*\bsrc=)(?![^>]*application/json)[^>]*>(.*?)</script>",
                     re.DOTALL)
@@ -35,7 +35,7 @@ ROWS_SHOWN = 100
 FIGURE = """<figure class="chart" id="{name}">
 <img class="chart-still" src="_static/charts/{name}.png" alt="{alt}">
 <script type="application/json">{spec}</script>
-{numbers}
+{data}
 </figure>"""
 TABLE = """<details class="chart-data"><summary>Data of this chart</summary><p>{count}.
 <a href="_static/charts/{name}.csv" download>Download {total} rows as CSV</a></p>
@@ -44,22 +44,21 @@ TABLE = """<details class="chart-data"><summary>Data of this chart</summary><p>{
 
 
 def picture_table(png):
-    """(header, rows, how many there were) of the numbers that a picture of the book's charts
-    carries in its text, or None.
+    """Return (header, rows, number of rows in all) of the data that the book's charts store in the
+    text of a picture, or None.
     """
-    notes = PIL.Image.open(io.BytesIO(png)).text
-    if "Table" not in notes:
+    text = PIL.Image.open(io.BytesIO(png)).text
+    if "Table" not in text:
         return None
-    header, *rows = csv.reader(io.StringIO(notes["Table"]))
-    return header, rows, notes.get("Table-Rows", f"{len(rows)} of {len(rows)}").split()[-1]
+    header, *rows = csv.reader(io.StringIO(text["Table"]))
+    return header, rows, text.get("Table-Rows", f"{len(rows)} of {len(rows)}").split()[-1]
 
 
-def numbers(table, name, folder):
-    """The folded HTML table behind a chart, with a CSV file of it in the site."""
+def data_table(table, name, folder):
+    """Return the collapsed HTML table with the data of a chart, and write it as a CSV file."""
     header, rows, total = table
-    files = folder / "_static" / "charts"
-    files.mkdir(parents=True, exist_ok=True)
-    with open(files / f"{name}.csv", "w", newline="", encoding="utf-8") as file:
+    path = folder / "_static" / "charts" / f"{name}.csv"
+    with open(path, "w", newline="", encoding="utf-8") as file:
         csv.writer(file, lineterminator="\n").writerows([header, *rows])
 
     def line(cells, tag):
@@ -73,28 +72,26 @@ def numbers(table, name, folder):
 
 
 def chart(output, name, alt, folder):
-    """The HTML of an Altair output: its picture, which is also what is printed, the chart for
-    charts.js, and its numbers.
+    """Return the HTML of an Altair output: its picture, which is also printed, the specification
+    for charts.js, and its data.
     """
-    pictures = folder / "_static" / "charts"
-    pictures.mkdir(parents=True, exist_ok=True)
-    (pictures / f"{name}.png").write_bytes(base64.b64decode(output.data["image/png"]))
+    picture = folder / "_static" / "charts" / f"{name}.png"
+    picture.write_bytes(base64.b64decode(output.data["image/png"]))
     spec = output.data[VEGA_LITE]
     header, rows = charts.table(spec)
     text = json.dumps(spec, separators=(",", ":")).replace("<", r"\u003c")
-    behind = numbers((header, rows, len(rows)), name, folder)
     return FIGURE.format(name=name, alt=html.escape(alt.replace("\0", "")), spec=text,
-                         numbers=behind)
+                         data=data_table((header, rows, len(rows)), name, folder))
 
 
 @cache
 def tested_modules():
-    """{file of tests, below the root: the module of a page that it tests}."""
+    """Return {file of tests: the module that it tests} of the modules of the pages."""
     return {str(page_tests(path)): module for path in pages() if (module := module_of(path))}
 
 
 def relink(text):
-    """Markdown whose links to cells and tests lead to where the site has them."""
+    """Return Markdown whose links to cells and tests lead to their places in the site."""
     def test(match):
         module = modules.get(match[2])
         return (f"[{match[1]}](api/{module}.md#tests)" if module
@@ -105,9 +102,7 @@ def relink(text):
 
 
 def label(cell, section):
-    """What a reader may know of a code cell before reading it: (tags, which give it its look, and
-    the words on what is folded).
-    """
+    """Return the tags of a code cell, which set its style, and the words on its collapsed part."""
     what, tags = role(cell), cell.metadata.get("tags", [])
     names = ", ".join(re.findall(r"^(?:class|def) (\w+)", cell.source, re.MULTILINE))
     words = {"imports": "Imports and settings", "drawing": "Code of this picture",
@@ -118,14 +113,15 @@ def label(cell, section):
 
 
 def stage(path, folder, below_title=""):
-    """Write the notebook `path` into `folder` as Sphinx is to read it.
+    """Write the notebook `path` into `folder` in the form that Sphinx reads.
 
-    `below_title` is Markdown that goes below its title.
+    below_title: Markdown to put below its title.
     """
+    (folder / "_static" / "charts").mkdir(parents=True, exist_ok=True)
     notebook, cells, section = nbformat.read(path, as_version=4), [], ""
     notebook.cells = [cell for cell in notebook.cells if DIRECTIVES.sub("", cell.source).strip()]
     for cell in notebook.cells:
-        if claim_of(cell):  # something to link to
+        if claim_of(cell):  # a target for links
             cells.append(nbformat.v4.new_markdown_cell(f"(cell-{cell.id})="))
         cells.append(cell)
         if cell.cell_type != "code":
@@ -146,7 +142,7 @@ def stage(path, folder, below_title=""):
             outputs.append(output)
             if "image/png" in data:
                 table = picture_table(base64.b64decode(data["image/png"]))
-                outputs += [as_html(numbers(table, name, folder))] if table else []
+                outputs += [as_html(data_table(table, name, folder))] if table else []
         cell.outputs = outputs
         cell.source = ALT.sub("", DIRECTIVES.sub("", cell.source))
     if below_title:
@@ -156,16 +152,15 @@ def stage(path, folder, below_title=""):
 
 
 def as_html(text):
-    """An output of a cell that is this HTML."""
+    """Return a cell output with this HTML."""
     return nbformat.v4.new_output("display_data", {"text/html": text})
 
 
 def policy(page):
-    """Return the HTML `page` with a content security policy: of the inline scripts those run that
-    the theme wrote.
+    """Return the HTML `page` with a content security policy that allows the theme's inline scripts.
 
-    What a notebook shows stands in the article, so that a script smuggled into an output is never
-    named.
+    Outputs of a notebook are within the article, so a script that is smuggled into one is not
+    allowed.
     """
     codes = SCRIPT.findall(ARTICLE.sub("", page))
     digests = {base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
@@ -180,16 +175,16 @@ def policy(page):
 
 
 def name_controls(page):
-    """Give names to what the themes leave nameless for readers who cannot see it."""
+    """Label the controls that the themes leave without a name for screen readers."""
     page = page.replace('<summary aria-label="Toggle hidden content">', "<summary>")
     return page.replace('<summary><span class="toctree-toggle"',
                         '<summary aria-label="More pages"><span class="toctree-toggle"')
 
 
 def render(source, site):
-    """Run Sphinx on the folder `source`.
+    """Run Sphinx on the folder `source`, and add the security policy to the pages in `site`.
 
-    The pages in `site` get their policy, and Vega a scope of its own.
+    Vega is wrapped in a function scope.
     """
     vega = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version="6.1")
     (source / "_static" / "vega.js").write_text(f"(() => {{\n{vega}\n}})();\n")

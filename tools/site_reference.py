@@ -1,9 +1,11 @@
-"""What the site says beside the pages: the reference of the modules, and which section, page,
-module and test belong together.
+"""The pages of the site that are generated: the reference of the modules, the code of the model in
+one page, the ledger of claims, and a table of sections, pages, modules and tests.
 """
 
 import ast
 import re
+import shutil
+from collections import defaultdict
 from importlib import import_module
 
 import ledger
@@ -14,19 +16,19 @@ from site_pages import relink
 import annotated
 from notebooks import ROOT, module_file, module_of, page_tests
 
-TESTS = ROOT / "tests"
 SECTIONS = re.compile(r"\b[Ss]ections? (\d[\d.]*\d|\d)((?:, | and | to )\d(?:[\d.]*\d)?)*")
 
 
 def sections(text):
-    """The numbers of the paper's sections that a text names, in order: "Sections 5.1 to 5.3" are
-    three.
+    """Return the numbers of the paper's sections that a text names, in order.
+
+    "Sections 5.1 to 5.3" names three.
     """
     numbers = []
     for match in SECTIONS.finditer(text):
-        for joint, number in re.findall(r"(, | and | to |)(\d+(?:\.\d+)*)",
-                                        match[0].split(" ", 1)[1]):
-            if joint == " to ":
+        for separator, number in re.findall(r"(, | and | to |)(\d+(?:\.\d+)*)",
+                                            match[0].split(" ", 1)[1]):
+            if separator == " to ":
                 stem, _, last = number.rpartition(".")
                 first = int(numbers[-1].rpartition(".")[2]) + 1
                 numbers += [f"{stem}.{k}" for k in range(first, int(last))]
@@ -35,7 +37,7 @@ def sections(text):
 
 
 class Page:
-    """One notebook, and what belongs to it: `sections` of the paper, `module`, `tests`."""
+    """A notebook with the `sections` of the paper that it explains, its `module` and `tests`."""
 
     def __init__(self, path):
         self.path, self.module, notebook = path, module_of(path), nbformat.read(path, as_version=4)
@@ -49,9 +51,9 @@ class Page:
         self.tests = ROOT / tests if tests and (ROOT / tests).exists() else None
 
     def links(self):
-        """The line of links below the title of the page, as Markdown."""
+        """Return the line of links below the title of the page, as Markdown."""
         parts = [f"{reading.length(self.path).minutes:.0f} minutes"]
-        parts += [f"Paper: {numbered(self.sections)}"] if self.sections else []
+        parts += [f"Paper: {format_sections(self.sections)}"] if self.sections else []
         if self.module:
             parts.append(f"Code: [annotated.{self.module}](api/{self.module}.md)")
         if self.tests:
@@ -60,39 +62,37 @@ class Page:
         return " · ".join(parts)
 
 
-def numbered(numbers):
-    return f"section{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}" if numbers else "–"
+def format_sections(numbers):
+    """Return the numbers of sections in words."""
+    return f"section{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"
 
 
 def table(header, rows):
+    """Return a Markdown table."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |"
                      for line in lines)
 
 
 def constants(module):
-    """(name, directive) for the public names of a module that it assigns: constants, and names of
-    shapes.
-    """
-    tree = ast.parse(module_file(module).read_text())
-    assigned = {}
-    for node in (node for node in tree.body if isinstance(node, ast.Assign)):
-        for target in node.targets:
-            several = isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple)
-            for name, value in zip(target.elts, node.value.elts,
-                                   strict=True) if several else [(target, node.value)]:
-                assigned[ast.unparse(name)] = value
-    for name in ast.literal_eval(assigned["__all__"]):
-        if name in assigned:
-            value = ast.unparse(assigned[name])
-            value = value if len(value) < 100 else value[:80] + " …"
-            yield name, f".. py:data:: {name}\n   :value: {value}\n"
+    """Return {name: Sphinx directive} of the public constants of a module, shapes among them."""
+    values = {}
+    for node in ast.parse(module_file(module).read_text()).body:
+        if isinstance(node, ast.Assign):
+            target, value = node.targets[0], node.value
+            several = isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple)
+            pairs = zip(target.elts, value.elts, strict=True) if several else [(target, value)]
+            values |= {ast.unparse(name): ast.unparse(value) for name, value in pairs}
+    public = [name for name in ast.literal_eval(values["__all__"]) if name in values]
+    short = {name: values[name] if len(values[name]) < 100 else values[name][:80] + " …"
+             for name in public}
+    return {name: f".. py:data:: {name}\n   :value: {short[name]}\n" for name in public}
 
 
 def module_page(page):
-    """Markdown of the page on one module: its docstrings, and its tests."""
-    paper = f" · Paper: {numbered(page.sections)}" if page.sections else ""
-    assigned = dict(constants(page.module))
+    """Return the Markdown of the page on one module: its docstrings and its tests."""
+    paper = f" · Paper: {format_sections(page.sections)}" if page.sections else ""
+    assigned = constants(page.module)
     text = [f"# annotated.{page.module}\n\n{{.links}}",
             f"Explained in [{page.title}](../{page.path.name}){paper}\n\n```{{eval-rst}}",
             f".. automodule:: annotated.{page.module}", "   :members:", "   :undoc-members:",
@@ -109,8 +109,8 @@ def module_page(page):
 
 
 def plain_code(module):
-    """The source of a module as a reader wants it: without the marks of the export and the imports
-    of its own package.
+    """Return the source of a module without the comments of the export and the imports from its own
+    package.
     """
     source = module_file(module).read_text()
     lines, tree = source.splitlines(), ast.parse(source)
@@ -123,69 +123,39 @@ def plain_code(module):
     return re.sub(r"\n{3,}", "\n\n\n", kept)
 
 
-def model_page(pages):
-    """Markdown of the page that shows the model in one sitting: the exported code of its modules,
-    one after the other.
-    """
-    model = [page for page in pages if "01" <= page.path.name[:2] <= "08"]
-    parts = [f"## [{page.title}]({page.path.name})\n\n```python\n{plain_code(page.module)}\n```"
-             for page in model]
-    line = "The complete code of the model, in the order of the pages that export it."
-    return "\n\n".join(["# The model in one sitting", line, *parts]) + "\n"
+def model_code(pages):
+    """Return the complete code of the model as Markdown, in the order of the pages."""
+    return "\n\n".join(
+        f"## [{page.title}]({page.path.name})\n\n```python\n{plain_code(page.module)}\n```"
+        for page in pages if "01" <= page.path.name[:2] <= "08")
 
 
-def sections_page(pages):
-    """Markdown of the page that joins paper, book, code and tests, read from the notebooks and the
-    tests themselves.
-    """
+def sections_table(pages):
+    """Return which page, module and tests belong to a section of the paper, as Markdown."""
     rows = []
     for page in pages:
         code = f"[annotated.{page.module}](api/{page.module}.md)" if page.module else "–"
         test = f"[{page.tests.name}](api/{page.module}.md#tests)" if page.tests else "–"
-        rows.append([numbered(page.sections).partition(" ")[2] or "–",
-                     f"[{page.title}]({page.path.name})", code, test])
-    return "\n\n".join([
-        "# Paper, book, code, tests",
-        "Which page explains a section of the paper, which module it exports, and which tests "
-        "check it. [The ledger of claims](ledger.md) lists what the paper claims and what came "
-        "out.",
-        table(["Section", "Page", "Code", "Tests"], rows)])
-
-
-def ledger_page(rows):
-    """Markdown of the page on the claims, whose links lead to the cells and tests of the site."""
-    return "\n\n".join([
-        "# The ledger of claims",
-        "Each row is a claim of the paper that a program can check, with the cells that show it, "
-        "the tests that guard it, and a verdict and a figure for each of its parts. An exact part "
-        "is asserted: its page stops with an error if it fails. A measured part says what the run "
-        "found, whether it agrees with the paper or not. The sentences are ours; the rest is read "
-        "from the pages and tests.",
-        ledger.summary(rows), relink(ledger.markdown(rows))])
-
-
-def face():
-    """{module: the names of it that can be had from `annotated` itself}, in their order there."""
-    names = {}
-    for name, module in annotated._HOMES.items():
-        names.setdefault(module, []).append(name)
-    return names
+        rows.append([", ".join(page.sections) or "–", f"[{page.title}]({page.path.name})", code,
+                     test])
+    return table(["Section", "Page", "Code", "Tests"], rows)
 
 
 def library_page(pages):
-    """Markdown of the front page of the reference: what `annotated` itself offers, then package by
-    package.
+    """Return the Markdown of the front page of the reference: the names in `annotated` itself, then
+    the modules by package.
     """
+    names, packages = defaultdict(list), defaultdict(list)
+    for name, module in annotated._HOMES.items():
+        names[module].append(f"`{name}`")
+    for page in pages:
+        packages[page.module.rpartition(".")[0]].append(page)
     parts = ["# The library",
              "Every module is exported by the page of the book that explains it."]
-    rows = [[", ".join(f"`{name}`" for name in names), f"[annotated.{module}]({module}.md)"]
-            for module, names in face().items()]
+    rows = [[", ".join(own), f"[annotated.{module}]({module}.md)"] for module, own in names.items()]
     parts += ["## From `annotated` itself",
               "`from annotated import Transformer, translate`: what most programs need. Each name "
               "is loaded when it is first used.", table(["Names", "Module"], rows)]
-    packages = {}
-    for page in pages:
-        packages.setdefault(page.module.rpartition(".")[0], []).append(page)
     for package, members in packages.items():
         rows = [[f"[annotated.{page.module}]({page.module}.md)", page.line] for page in members]
         head = ["## Modules outside the packages"]
@@ -198,19 +168,16 @@ def library_page(pages):
 
 
 def write(pages, claims, folder):
-    """Write all of this into `folder`, beside copies of the tests.
-
-    `claims` are the rows of the ledger.
+    """Write the reference into `folder`, with a copy of the tests, and complete the pages of docs/
+    on model, sections and ledger; claims: the rows of the ledger.
     """
     (folder / "api").mkdir()
-    for path in TESTS.rglob("test_*.py"):
-        copy = folder / path.relative_to(ROOT)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_bytes(path.read_bytes())
+    shutil.copytree(ROOT / "tests", folder / "tests", ignore=shutil.ignore_patterns("__pycache__"))
     modules = [page for page in pages if page.module]
     for page in modules:
         (folder / "api" / f"{page.module}.md").write_text(module_page(page))
     (folder / "api" / "index.md").write_text(library_page(modules))
-    (folder / "model.md").write_text(model_page(pages))
-    (folder / "sections.md").write_text(sections_page(pages))
-    (folder / "ledger.md").write_text(ledger_page(claims))
+    for name, text in (("model", model_code(pages)), ("sections", sections_table(pages)),
+                       ("ledger", relink(ledger.document(claims)))):
+        with open(folder / f"{name}.md", "a", encoding="utf-8") as file:
+            file.write(text)

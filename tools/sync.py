@@ -1,4 +1,4 @@
-"""Execute pages, store their normalised outputs, export their modules. The only writer of
+"""Execute pages, store their normalised outputs, and export their modules: nothing else writes
 notebooks/ and annotated/.
 
     python tools/sync.py            every page
@@ -29,16 +29,15 @@ def main():
     chosen = sorted(pages(options.pages), key=lambda path: path.name.startswith("00"))
     for path in chosen:  # first all modules, so that no page runs against an old one
         export(path)
-    # what is stored has all the updates that its page asks for, however slow the machine
+    # stored pages train for all their updates, however slow the machine
     os.environ["PAGE_SECONDS"] = "1e9"
     for path in [] if options.export else chosen:
         start = time.time()
         if path.name.startswith("00"):
             LEDGER.write_text(ledger.document(ledger.read()), encoding="utf-8")
         notebook = normalise(execute(nbformat.read(path, as_version=4)))
-        wrong = complaints(notebook)
-        if wrong:
-            raise SystemExit("\n".join([f"{path.name}:", *wrong]))
+        if messages := complaints(notebook):
+            raise SystemExit("\n".join([f"{path.name}:", *messages]))
         nbformat.write(notebook, path)
         print(f"{path.name}: {time.time() - start:.0f} s")
 

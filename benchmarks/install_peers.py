@@ -1,5 +1,5 @@
-"""Install the peers into an environment of their own that also sees the packages of this one:
-`python -m benchmarks.peers FOLDER`.
+"""Install the libraries that are compared into an environment of their own, which also sees the
+packages of this one: `python -m benchmarks.install_peers FOLDER`.
 """
 
 import subprocess
@@ -12,14 +12,14 @@ from pathlib import Path
 
 
 def main(folder):
-    """Make it anew; a peer that cannot be installed is named and left out."""
+    """Create the environment anew; a library that cannot be installed is named and left out."""
     venv.create(folder, clear=True, with_pip=True, symlinks=True)
-    here = Path(sysconfig.get_path("purelib"))
-    there = Path(folder, *here.parts[-3:])  # lib/python3.11/site-packages
-    (there / "book.pth").write_text(f"import site; site.addsitedir({str(here)!r})\n")
+    packages = Path(sysconfig.get_path("purelib"))
+    installed = Path(folder, *packages.parts[-3:])  # lib/python3.11/site-packages
+    (installed / "book.pth").write_text(f"import site; site.addsitedir({str(packages)!r})\n")
     with open("pyproject.toml", "rb") as file:
         peers = tomllib.load(file)["project"]["optional-dependencies"]["bench"]
-    # the one that is there, and no other
+    # no peer may bring another version of torch
     torch = f"torch=={metadata.version('torch').partition('+')[0]}"
     for peer in peers:
         print(f"[bench] installing {peer}", flush=True)
