@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 from annotated.data.normalization import ALIKE, Normalizer, clean_text, frequent_marks, is_blank
 from annotated.data.tokenizers import SubwordTokenizer, WordTokenizer, load_tokenizer
 
-LETTERS = st.text(st.characters(exclude_categories=["Cs"]))
-
 
 @examples(200)
-@given(text=LETTERS)
+@given(text=st.text(st.characters(exclude_categories=["Cs"])))
 def test_what_is_left_can_be_seen_and_is_composed(text):
     clean = clean_text(text)
     assert unicodedata.is_normalized("NFC", clean) and clean_text(clean) == clean
