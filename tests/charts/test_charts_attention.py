@@ -49,7 +49,6 @@ def test_heatmap_is_as_dark_as_its_largest_weight_only_on_request():
     (WEIGHTS, KEYS[:3], QUERIES, "weights have 4 keys but 3 tokens were given"),
     (WEIGHTS, KEYS, QUERIES * 2, "weights have 3 queries but 6 tokens were given"),
     (WEIGHTS, "abcd", QUERIES, "keys must be a list of tokens"),
-    (HEADS[None, None], KEYS, QUERIES, r"got shape \(1, 1, 2, 3, 4\); choose one of a batch"),
     (np.stack([HEADS, HEADS]), KEYS, QUERIES, r"got shape \(2, 2, 3, 4\); choose one of a batch"),
     (WEIGHTS - 0.2, KEYS, QUERIES, "weights must be non-negative numbers"),
     (WEIGHTS * np.nan, KEYS, QUERIES, "weights must be non-negative numbers"),
@@ -60,13 +59,6 @@ def test_heatmap_is_as_dark_as_its_largest_weight_only_on_request():
 def test_heatmap_and_lines_name_what_does_not_fit(draw, weights, keys, queries, message):
     with pytest.raises(ValueError, match=message):
         draw(weights, keys, queries)
-
-
-@pytest.mark.parametrize("draw", [attention.attention_heatmap, attention.attention_overview])
-def test_a_batch_of_one_sentence_is_that_sentence(draw):
-    batch, same = ([row[-5:] for row in theme.table(draw(weights, KEYS, QUERIES))[1]]
-                   for weights in (HEADS[None], HEADS))
-    assert batch == same and len(batch) == HEADS.size
 
 
 # ---- lines and overview
@@ -108,12 +100,8 @@ def test_overview_has_layers_down_and_heads_across():
             np.testing.assert_array_equal(ax.images[0].get_array(), head)
             assert ax.images[0].get_clim() == (0, 1)
     assert not grid[2, 1].images
-    for weights, keys, message in (
-            (layers, QUERIES, "weights have 4 keys but 3 tokens"),
-            ({"a": WEIGHTS[0]}, KEYS, r"weights of 'a' must be .* got shape \(4,\)"),
-            ([np.stack([HEADS, HEADS])], KEYS, "of 'layer 1' must be .* choose one of a batch")):
-        with pytest.raises(ValueError, match=message):
-            attention.attention_overview(weights, keys, QUERIES)
+    with pytest.raises(ValueError, match="weights have 4 keys but 3 tokens"):
+        attention.attention_overview(layers, QUERIES, QUERIES)
 
 
 # ---- masks
@@ -144,27 +132,14 @@ def test_mask_chart_names_what_does_not_fit(mask, message):
 
 # ---- a stranger's model
 
-def test_a_hugging_face_encoder_decoder_is_drawn_with_one_call_each():
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    sizes = {f"{side}_{what}": n for side in ("encoder", "decoder")
-             for what, n in (("layers", 2), ("attention_heads", 2), ("ffn_dim", 8))}
-    config = transformers.BartConfig(
-        vocab_size=20, d_model=8, max_position_embeddings=16, attn_implementation="eager",
-        pad_token_id=1, bos_token_id=0, eos_token_id=2, **sizes)
-    with torch.no_grad():
-        output = transformers.BartModel(config).eval()(
-            input_ids=torch.tensor([[5, 6, 7, 2]]), decoder_input_ids=torch.tensor([[2, 8, 9]]),
-            output_attentions=True)
-    for weights, keys, queries in ((output.cross_attentions, KEYS, QUERIES),
-                                   (output.encoder_attentions, KEYS, KEYS),
-                                   (output.decoder_attentions, QUERIES, QUERIES)):
-        for draw in (attention.attention_overview, explorer.attention_explorer):
-            header, rows = theme.table(draw(weights, keys, queries))
-            drawn = [row[header.index("weight")] for row in rows]
-            np.testing.assert_allclose(drawn, torch.stack(weights).reshape(-1).numpy(), atol=5e-5)
-    attention.attention_heatmap(output.cross_attentions[1], KEYS, QUERIES)
-    explorer.decode_stepper(QUERIES, STEPS, KEYS, output.cross_attentions, BEAMS)
+def test_what_hugging_face_returns_is_drawn_with_one_call_each():
+    """A tuple of layers, each (1, heads, queries, keys), as of `output_attentions=True`."""
+    weights = tuple(torch.tensor(layer[None]) for layer in (HEADS, HEADS / 2))
+    for draw in (attention.attention_overview, explorer.attention_explorer):
+        header, rows = theme.table(draw(weights, KEYS, QUERIES))
+        drawn = [row[header.index("weight")] for row in rows]
+        np.testing.assert_allclose(drawn, torch.stack(weights).reshape(-1).numpy(), atol=5e-5)
+    explorer.decode_stepper(QUERIES, STEPS, KEYS, weights, BEAMS)
 
 
 @pytest.mark.parametrize("chart", [attention.attention_heatmap, attention.attention_lines])

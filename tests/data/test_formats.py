@@ -170,13 +170,6 @@ def test_a_folder_of_parquet_is_prepared_like_the_same_text_in_files(tmp_path):
                    for source in (tmp_path / "files", folder))
     assert rows.train.digest == lines.train.digest and rows.valid.digest == lines.valid.digest
     assert rows.tokenizer.as_dict() == lines.tokenizer.as_dict()
-    other = write_parquet(tmp_path / "other", PAIRS[::-1], shards=1)
-    for name in ("validation-00000-of-00001.parquet", "train-00000-of-00001.parquet"):
-        before = (folder / name).read_bytes()
-        (folder / name).write_bytes((other / name).read_bytes())
-        with pytest.raises(ValueError, match="was prepared with sources .* give another folder"):
-            prepare_corpus(folder, tmp_path / "from-parquet", 300)
-        (folder / name).write_bytes(before)
 
 
 def test_a_missing_library_is_named(tmp_path, monkeypatch):

