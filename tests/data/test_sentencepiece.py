@@ -1,14 +1,16 @@
-"""SentencePiece: the package's ids and texts in five scripts, and what it refuses."""
+"""SentencePiece: the package's ids and texts in five scripts; Japanese and Arabic are learnt."""
 
 import io
+import itertools
 import random
 import sys
+from importlib.util import find_spec
 
 import pytest
 import sentencepiece
 from helpers import random_model
 
-from annotated import Corpus
+from annotated import Corpus, TrainingConfig, TransformerConfig, bleu_report, train_on, translate
 from annotated.data.base_tokenizer import BEGIN, END, PAD, UNKNOWN
 from annotated.data.normalization import Normalizer
 from annotated.data.sentencepiece import SentencePieceTokenizer
@@ -121,3 +123,41 @@ def test_a_file_that_is_no_model_and_a_missing_package_are_named(own, tmp_path, 
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     with pytest.raises(ImportError, match="optional package sentencepiece"):
         load_tokenizer(tmp_path / "tokenizer.json")
+
+
+# --- languages without spaces, and from right to left
+
+THINGS = {"dog": ("犬", "الكلب"), "child": ("子供", "الطفل"), "man": ("男", "الرجل")}
+DEEDS = {"sleeps": ("眠る", "ينام"), "runs": ("走る", "يركض"), "sings": ("歌う", "يغني")}
+WAYS = {"here": ("ここで", "هنا"), "today": ("今日", "اليوم")}
+
+
+def small_corpus(language):
+    """18 sentences in English and in Japanese (verb last, no spaces) or Arabic (verb first)."""
+    column, pairs = ("ja", "ar").index(language), []
+    form = "{0}は{2}{1}。" if language == "ja" else "{1} {0} {2}."
+    for words in itertools.product(THINGS.items(), DEEDS.items(), WAYS.items()):
+        (thing, deed, way), others = zip(*words, strict=True)
+        target = form.format(*(translations[column] for translations in others))
+        pairs.append((f"The {thing} {deed} {way}.", target))
+    return Corpus("small", "en", language, pairs, pairs[::6], pairs[::6])
+
+
+@pytest.mark.parametrize("language, kind, size",
+                         [("ja", "sentencepiece", 350), ("ar", "words", 60)])
+def test_languages_without_spaces_and_from_right_to_left_are_learnt_and_scored(
+        language, kind, size):
+    corpus = small_corpus(language)
+    tokenizer = fit_tokenizer(kind, corpus, size)
+    config = TransformerConfig(len(tokenizer), N=1, d_model=32, d_ff=64, h=4, dropout=0.0)
+    training = TrainingConfig(steps=200, max_tokens=400, warmup=50, factor=0.4, validate_every=200)
+    model, _ = train_on(corpus, tokenizer, config, training, False)
+    sources, references = map(list, zip(*corpus.train, strict=True))
+    outputs = translate(sources, model, tokenizer)
+    if language == "ja" and not find_spec("MeCab"):
+        with pytest.raises(ImportError, match=r"pip install 'sacrebleu\[ja\]'"):
+            bleu_report(outputs, references, language, bootstrap=0)
+        assert sum(map(str.__eq__, outputs, references)) > len(references) * 0.6
+    else:
+        report = bleu_report(outputs, references, language, bootstrap=0)
+        assert report["sacrebleu"].score > 90 and report["chrf"].score > 90
