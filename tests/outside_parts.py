@@ -1,11 +1,10 @@
-"""Ten changes from outside the package, as a user would write them; `--plugin outside_parts`."""
+"""Nine changes from outside the package, as a user would write them; `--plugin outside_parts`."""
 
 import math
 from collections import Counter
 from dataclasses import dataclass
 
 import torch
-from matplotlib import pyplot as plt
 from torch import nn
 
 from annotated import Corpus, LabelSmoothingLoss, Transformer
@@ -157,18 +156,7 @@ def generate_without_repeating(model, source, extra=50):
     return generate(model, source, next_token, extra)
 
 
-# 9. A chart
-
-
-def length_chart(texts):
-    """How many words texts have."""
-    figure, ax = plt.subplots()
-    counts = [len(text.split()) for text in texts]
-    ax.bar(range(max(counts) + 1), [counts.count(n) for n in range(max(counts) + 1)])
-    return ax
-
-
-# 10. A command with an option
+# 9. A command with an option
 
 
 @dataclass
