@@ -1,6 +1,5 @@
 """The benchmarks against figures computed by hand, PyTorch's own counter, and fake systems."""
 
-import dataclasses
 import functools
 import itertools
 import json
@@ -17,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from annotated.model.transformer import Transformer, TransformerConfig
 from benchmarks import __main__ as program
-from benchmarks import growth, harness, report, summary, worker, workloads
+from benchmarks import harness, report, summary, worker, workloads
 from benchmarks.harness import Worker, WorkerFailed
 from benchmarks.systems import make_system
 from benchmarks.workloads import find_target
@@ -26,13 +25,8 @@ BASE = workloads.SIZES["base"]
 RATES = {"fp32": 1e12, "bf16": 1e12, "int8": 1e12, "bandwidth": 1e10, "call_us": 3.0}
 FAKE = """
 def handle(request):
-    if request["method"] == "fail":
-        raise ValueError("no such\\nluck")
-    if request["method"] == "die":
-        os._exit(7)
-    if request["method"] == "sleep":
-        time.sleep(30)
-    return {"got": request, "pid": os.getpid()}
+    time.sleep(request.get("seconds", 0))
+    return {"got": request}
 """
 
 
@@ -82,24 +76,6 @@ def test_times_as_fast_counts_tokens_not_visits():
     assert report.speedup(ours, theirs) == pytest.approx((3.0, 1.0, 4.0))
 
 
-def test_report_shows_settings_ratios_failures_aims_and_the_busy_mark():
-    cell = made_up(entrants=[
-        row("annotated", "bf16", [1.0], setting=[2, 1]), row("ctranslate2", "int8", [1.6]),
-        row("marian", "bf16", [1.5], setting=[1, 1]),
-        {"system": "joeynmt", "precision": "fp32", "name": "joeynmt fp32", "failed": "no luck"}])
-    results, name = run_of([cell]), cell["name"]
-    text = report.to_markdown(results)
-    for line in ("annotated bf16 | 2 × 1 | 1,280 | 1.00 (1.00–1.00) | 1,024 |",
-                 "marian bf16 | 1 | 853 | 1.50 (1.50–1.50) | 1,024 |", "joeynmt fp32 | failed: no",
-                 f"{name} | times as fast as the quickest peer | marian bf16 | ≥ 1.0 | 1.50 ✓ |"):
-        assert f"| {line}" in text
-    cell["entrants"][0]["seconds"] = [1.7]
-    assert "| 0.88 ✗ |" in report.to_markdown(results), "a race that is lost is told alike"
-    assert "under load" not in text
-    results |= {"disturbed": True, "load": {"before": 0.4, "worst": 0.2}}
-    assert "A run under load: others took up to 40% of the machine." in report.to_markdown(results)
-
-
 @pytest.mark.parametrize("compiled", [False, True])
 def test_every_aim_is_measured_by_some_cell_and_every_cell_has_an_aim(compiled):
     cells = workloads.cells(compiled=compiled)
@@ -111,11 +87,6 @@ def test_every_aim_is_measured_by_some_cell_and_every_cell_has_an_aim(compiled):
     targets = workloads.TARGETS
     assert len({(target.name, target.metric) for target in targets}) == len(targets)
     assert {target.cell for target in targets} == {cell.name for cell in cells}
-    contenders = [(cell.name, contender) for cell in cells for contender in cell.contenders]
-    assert len(set(contenders)) == len(contenders)
-    expected = {*workloads.TRAINERS, *workloads.INTERNAL_WORKERS,
-                *(workloads.COMPILED if compiled else ())}
-    assert {contender.system for _, contender in contenders} == expected
 
 
 def test_ceilings_are_those_of_the_work_by_hand():
@@ -125,19 +96,6 @@ def test_ceilings_are_those_of_the_work_by_hand():
     for rates, seconds in (({"fp32": 1e12, "bandwidth": 1e30}, products),
                            ({"fp32": 1e30, "bandwidth": 1e9}, 2 * 28 * sum(BASE.weights) / 1e9)):
         assert report.max_throughput(cell, peer, rates) == pytest.approx(4096 / seconds)
-
-
-def test_the_paper_s_run_takes_as_long_as_its_tokens_and_a_share_of_the_products_alone():
-    cell, ours = made_up("train", "train", batch=0), row("annotated", "fp32", [2.0], tokens=50_000)
-    rates = {"fp32": 1e14, "bandwidth": 1e30}
-    share, seconds = report.paper_run(cell, ours, rates)
-    assert seconds == 100_000
-    most = report.max_throughput(cell, ours, rates)
-    assert share == pytest.approx(report.throughput(ours) / most)
-    # attention itself is the rest
-    assert share == pytest.approx(25_000 * 6 * sum(BASE.weights) / 1e14, rel=0.02)
-    table = report.paper_table([cell | {"entrants": [ours]}], rates)
-    assert f"| train | annotated fp32 | {share:.0%} | 1.16 |" in table
 
 
 def test_a_claim_is_against_the_quickest_peer_that_ran():
@@ -192,18 +150,6 @@ def test_the_time_of_a_token_is_split_by_the_measured_rates():
     assert report.time_breakdown(run_of([cell])) == []
 
 
-def test_rates_hold_the_time_of_a_call(monkeypatch):
-    """Whatever is done takes half a second: a thousand calls, and a block of 256 MB."""
-    calls = []
-    monkeypatch.setattr(worker, "shortest_time", lambda function, seconds=0.5: (function(), 0.5)[1])
-    monkeypatch.setattr(torch.nn.functional, "linear", lambda a, b: a)
-    monkeypatch.setattr(torch, "_int_mm", lambda a, b: a)
-    monkeypatch.setattr(torch.Tensor, "add_", lambda x, y: calls.append(y))
-    rates = worker.machine_rates("cpu")
-    assert len(calls) == 1000 and rates["call_us"] == pytest.approx(500)
-    assert rates["bandwidth"] == pytest.approx(512e6)
-
-
 # -- all stored runs -------------------------------------------------------------------------------
 
 
@@ -228,11 +174,8 @@ def test_worst_median_and_best_over_all_runs_by_hand():
     # of memory less is better
     memory = find_target("train, base", "bf16", workloads.PEAK_MEMORY)
     assert summary.worst_median_best(figures, memory) == (2.0, 1.2, 0.5)
-    text, cell, speed = summary.to_markdown(runs), target.cell, workloads.SPEEDUP
-    for line in (f"{cell} | {speed} | CTranslate2 or MarianMT | 0.50 | 1.20 | 2.00 | ≥ 1.0 | ✗",
-                 f"{cell}, PyTorch alone | {speed} | MarianMT | 1.20 | 2.00 | 9.00 | ≥ 1.3 | ✗",
-                 "3 | P, 2 threads; under load | 1,000, 1,000, 1,000 | 10 | 3.0 | 30% | 1234567"):
-        assert f"| {line} |" in text
+    line = f"| {target.cell} | {workloads.SPEEDUP} | CTranslate2 or MarianMT | 0.50 |"
+    assert line in summary.to_markdown(runs)
     # reached is what every run reached
     assert summary.count_met_targets(runs) == (0, 2)
     assert summary.count_met_targets(runs[1:2]) == (2, 2)
@@ -249,35 +192,15 @@ def test_kinds_of_machine_are_told_by_measured_rates_not_by_names():
     assert summary.format_runs(runs) == "worst / median of 3 runs on 2 kinds of machine"
 
 
-def test_runs_are_reported_by_folder_in_the_order_of_their_numbers(tmp_path, monkeypatch, capsys):
-    for name, run in zip(("01-b", "02-a", "10-a"), three_runs(), strict=True):
-        (tmp_path / f"{name}.json").write_text(json.dumps(run))
-    monkeypatch.chdir(tmp_path)
-    assert program.main(["--report", str(tmp_path)]) == 0
-    assert summary.load_runs(tmp_path) == three_runs()
-    assert capsys.readouterr().out == summary.to_markdown(three_runs()) + "\n"
-
-
-def test_a_run_is_named_by_machine_and_revision_and_overwrites_none(tmp_path):
-    results = run_of([], revision="abcdef1234")
-    intel, amd = "Intel(R) Xeon(R) Platinum 8488C CPU @ 2.40GHz", "AMD EPYC 7763 64-Core Processor"
-    results["machine"] |= {"processor": amd, "device": "cuda"}
-    assert report.machine_name(results["machine"]) == "AMD EPYC 7763, 2 threads, cuda"
-    results["machine"] |= {"processor": intel, "device": "cpu", "flags": ["amx_bf16", "avx2"]}
-    stem = "intel-xeon-platinum-8488c-amx-2-threads-abcdef1"
-
-    def path_of(arguments):
-        return program.output_path(results, program.parse_args(arguments), tmp_path)
-
-    for taken, name in (("01-other", f"02-{stem}"), (f"02-{stem}", f"03-{stem}"),
-                        ("99-other", f"100-{stem}")):  # after the last, whatever is gone
+def test_a_whole_run_overwrites_no_other_and_a_partial_one_is_not_kept(tmp_path):
+    for taken, number in (("01-other", "02-"), ("02-other", "03-"), ("99-other", "100-")):
         (tmp_path / f"{taken}.json").write_text("")
-        assert path_of([]).name == f"{name}.json"
+        kept = program.output_path(run_of([]), program.parse_args(["--allow-load"]), tmp_path)
+        assert kept.parent == tmp_path and kept.name.startswith(number)
     for partial in (["--only", "greedy"], ["--systems", "torch"], ["--against", "HEAD"],
                     ["--time-scale", "0.5"]):
-        assert path_of(partial).parent == program.BUILD
-    # a run under load is kept, and marked
-    assert path_of(["--allow-load"]).parent == tmp_path
+        path = program.output_path(run_of([]), program.parse_args(partial), tmp_path)
+        assert path.parent == program.BUILD
 
 
 def test_the_readmes_quote_what_all_stored_runs_found():
@@ -313,11 +236,7 @@ def test_visits_are_interleaved_and_the_failed_are_left_out():
     assert [len(visits[name]) for name in "abc"] == [4, 1, 4]
 
 
-def test_disturbed_rounds_are_measured_again_and_not_kept_and_give_up_in_the_end():
-    verdicts, count = iter([True, False, None, False, True, True, True]), iter(range(100))
-    visits, lost = harness.run_rounds("a", lambda name: {"seconds": 0.0, "number": next(count)},
-                                      lambda: next(verdicts), 1e9, max_rounds=3)
-    assert [visit["number"] for visit in visits["a"]] == [0, 4, 5] and lost == 3
+def test_rounds_on_a_machine_that_stays_busy_come_to_an_end():
     visits, lost = harness.run_rounds("a", lambda name: {"seconds": 0.0}, lambda: False, 1e9,
                                       max_rounds=3)
     assert visits == {"a": []} and lost == 6
@@ -403,48 +322,6 @@ def test_one_disturbed_visit_does_not_decide_a_setting():
     assert max(speeds, key=speeds.get) == (2, 1) and speeds[2, 1] == 1000
 
 
-def test_growth_varies_one_thing_and_counts_what_is_expected():
-    """A token of training costs three forward passes, each further layer as much as the last."""
-    base = growth.make_point("train", "length", 32)
-    for axis, values in growth.AXES["train"].items():
-        points = [growth.make_point("train", axis, value) for value in values]
-        shared = base in [dataclasses.replace(point, axis="length", value=32) for point in points]
-        # all axes cross in one point, but for the vocabulary's
-        assert shared is (axis != "vocabulary") and len(set(points)) == len(values)
-    one, two, four = (growth.flops_per_token(growth.make_point("train", "depth", n))
-                      for n in (1, 2, 4))
-    assert four - two == pytest.approx(2 * (two - one))
-    assert growth.flops_per_token(base) == 3 * workloads.forward_flops(growth.SIZE, 32, 32) / 32
-    four, one = (growth.numbers_in_memory(growth.make_point("decode", "beam", n)) for n in (4, 1))
-    assert four > one > sum(growth.SIZE.weights)
-
-
-def test_parts_of_a_run_are_chosen_by_name_system_precision_and_whether_they_are_compiled():
-    def chosen(*arguments):
-        return [(cell.name, str(entrant)) for group in program.select_cells(
-            program.parse_args(arguments)) for cell in group for entrant in cell.contenders]
-
-    gpu = ["--device", "cuda", "--only", "^train, big$", "--systems", "annotated,torch"]
-    assert chosen(*gpu, "--no-compile") == [
-        ("train, big", f"{system} {precision}") for precision in ("bf16", "fp32")
-        for system in ("annotated", "torch")]
-    assert chosen(*gpu, "--precision", "bf16")[2:] == [
-        ("train, big", f"{system}, compiled bf16") for system in ("annotated", "torch")]
-    assert not chosen(*gpu[2:]), "big is for GPUs"
-
-
-def test_settings_end_at_the_threads_there_are():
-    single, batch, train = (workloads.Cell(task, "tiny", (), count)
-                            for task, count in (("greedy", 1), ("greedy", 32), ("train", 0)))
-    assert workloads.settings(single, 1) == workloads.settings(batch, 1) == [(1, 1)]
-    # one sentence is not shared
-    assert workloads.settings(single, 6) == workloads.settings(train, 6) == [(1, 6), (1, 3), (1, 1)]
-    # the library's engine chooses by itself
-    assert workloads.settings(batch, 2, "annotated, CTranslate2") == [(2, 1)]
-    assert workloads.settings(batch, 2) == [(1, 2), (1, 1), (2, 1)]
-    assert workloads.settings(train, 2, "torch, compiled") == [(1, 2)]
-
-
 @pytest.mark.parametrize(("arguments", "worst", "lost"),
                          [([], 0.08, 2), (["--allow-load"], 0.3, 0)])
 def test_the_load_of_a_cell_is_that_of_the_rounds_that_count(arguments, worst, lost):
@@ -460,20 +337,10 @@ def test_the_load_of_a_cell_is_that_of_the_rounds_that_count(arguments, worst, l
 # -- workers ---------------------------------------------------------------------------------------
 
 
-def test_a_worker_answers_and_survives_its_errors(fake):
+def test_a_worker_that_hangs_is_reported_and_ended(fake):
     assert fake.ask(method="hello", number=1)["got"] == {"method": "hello", "number": 1}
-    with pytest.raises(WorkerFailed, match="ValueError: no such luck"):
-        fake.ask(method="fail")
-    assert fake.ask(method="hello")["pid"] == fake.process.pid
-
-
-@pytest.mark.parametrize(("question", "message"), [
-    ({"method": "die"}, "ended with status 7"),
-    ({"method": "sleep", "timeout": 0.2}, "no reply within 0.2 s")])
-def test_a_worker_that_dies_or_hangs_is_reported(fake, question, message):
-    fake.ask(method="hello")
-    with pytest.raises(WorkerFailed, match=message):
-        fake.ask(**question)
+    with pytest.raises(WorkerFailed, match="no reply within 0.2 s"):
+        fake.ask(method="sleep", seconds=30, timeout=0.2)
     fake.close()
     assert fake.process.poll() is not None
 
@@ -487,7 +354,7 @@ def handle(request):
     if request["method"] == "rates":
         return {"fp32": 1e12, "bf16": 2e12, "int8": 2e12, "bandwidth": 1e10}
     if request["method"] == "build":
-        if name == "marian": raise ImportError("no such package")
+        if name == "marian": raise ImportError("no such\\npackage")
         return {"parameters": 1, "versions": {"torch": "2"}}
     count[0] += 1
     if name == "torch" and count[0] == 2: os._exit(1)
@@ -509,7 +376,9 @@ def handle(request):
     assert len(rows["annotated"]["seconds"]) >= 3
     assert rows["marian"]["failed"] == "ImportError: no such package"
     assert "ended with status 1" in rows["torch"]["failed"]
-    assert "| annotated fp32 | 1 | 400 | 1.00" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "| annotated fp32 | 1 | 400 | 1.00" in text and "| marian fp32 | failed: Imp" in text
+    assert ("A run under load: others took up to 30%" in text) is (load > 0.1)
 
 
 # -- the work --------------------------------------------------------------------------------------

@@ -4,9 +4,7 @@ import gzip
 import itertools
 import json
 import re
-import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -245,15 +243,8 @@ def test_the_first_help_comes_without_torch_and_an_unknown_command_is_named(caps
             "print(sorted({'torch', 'numpy', 'spacy'} & sys.modules.keys()))")
     said = run_python(code, cwd=ROOT)
     assert said.splitlines()[-1] == "[]" and all(f"  {name} " in said for name in cli.COMMANDS)
+    assert main([]) == 0 and said.startswith(capsys.readouterr().out)
     assert "trian: give one of train, translate" in refused("trian", ["toy"], capsys)
-
-
-def test_the_module_is_a_program_and_a_console_script(capsys):
-    done = subprocess.run([sys.executable, "-m", "annotated", "--help"], cwd=ROOT,
-                          capture_output=True, text=True, check=True)
-    assert main([]) == 0 and done.stdout == capsys.readouterr().out
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert project["scripts"] == {"annotated": "annotated.cli:main"}
 
 
 def test_training_from_the_terminal_is_that_of_a_prepared_model(monkeypatch):

@@ -1,15 +1,9 @@
 """The scripts in experiments/: what they count, their losses, the commands they give."""
 
-import os
 import re
-import shlex
-import shutil
 import subprocess
-import sys
-import sysconfig
 
 import lengths
-import long_inputs
 import numpy as np
 import padding
 import pytest
@@ -19,7 +13,7 @@ import torch
 from helpers import ROOT, random_model
 from torch.nn import functional as F
 
-from annotated import LabelSmoothingLoss, SubwordTokenizer, WordTokenizer, prepare, save_checkpoint
+from annotated import LabelSmoothingLoss, SubwordTokenizer, WordTokenizer, save_checkpoint
 from annotated.data.corpora import Corpus, load_corpus
 from annotated.options import train_options
 from annotated.training.loop import encode_pairs
@@ -53,60 +47,6 @@ def test_scripts_are_shell_and_give_options_that_the_commands_know(script):
             assert str(options.out).startswith("$")
 
 
-STUB = """set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
-start() { .venv/bin/python "$@"; }
-annotated() {
-    printf '%q ' "$@" >> calls; echo >> calls
-    if [ "$1" = train ]; then mkdir -p "$(sed 's/.*--out \\([^ ]*\\) .*/\\1/' <<< "$*")"; fi
-    if [ "$1" = score ]; then
-        mkdir -p "$5"; echo out > "$5/$4.txt"
-        echo '{"entries": {"multi30k": {"score": 4'"${5: -1}"'.5}}}' > "$5/$4.json"
-    fi
-}
-"""
-
-
-def calls_of(folder, script):
-    """The commands that a script gives, each a list of words, and what it prints; none is run."""
-    for path in ("experiments", "results", ".venv/bin"):
-        (folder / path).mkdir(parents=True, exist_ok=True)
-    for name in (script, "collect.py"):
-        shutil.copyfile(ROOT / "experiments" / name, folder / "experiments" / name)
-    (folder / "experiments/environment.sh").write_text(STUB)
-    (folder / "experiments/prepare.py").write_text(
-        "import pathlib, sys; pathlib.Path(sys.argv[2]).mkdir(parents=True)")
-    (folder / ".venv/bin/python").unlink(missing_ok=True)
-    (folder / ".venv/bin/python").symlink_to(sys.executable)
-    (folder / "calls").write_text("")
-    paths = os.pathsep.join([str(ROOT), sysconfig.get_path("purelib")])
-    done = subprocess.run(["bash", f"experiments/{script}"], cwd=folder, text=True, timeout=60,
-                          env={"PATH": "/usr/bin:/bin", "PYTHONPATH": paths}, capture_output=True)
-    assert done.returncode == 0, done.stderr
-    return [shlex.split(line) for line in (folder / "calls").read_text().splitlines()], done.stdout
-
-
-def test_the_recipe_for_multi30k_is_the_published_one(tmp_path):
-    calls, output = calls_of(tmp_path, "multi30k_record.sh")
-    assert [words[0] for words in calls] == ["train", "score"] * 3
-    assert "BLEU 40.50, 41.50, 42.50: mean 41.50, deviation 1.00" in output
-    trained = [train_options(words[1:]) for words in calls[::2]]
-    assert len({options.out for options in trained}) == 3
-    assert len({options.checkpoints for options in trained}) == 3
-    for seed, options in enumerate(trained):
-        sizes, training = options.sizes, options.training
-        assert (sizes.N, sizes.d_model, sizes.d_ff, sizes.h, sizes.dropout) == (4, 128, 256, 4, 0.3)
-        assert (training.seed, sizes.vocab_size, training.label_smoothing) == (seed, 10_000, 0.1)
-        assert training.max_tokens == 8192 and training.accumulate == 2
-        assert 7950 < training.steps < 8050 and training.steps % training.validate_every == 0
-        assert training.validate_every == training.save_every == 58, "an epoch"
-        assert training.patience == training.keep_last == options.average == 10 and options.resume
-        rate = training.factor * 128**-0.5 * training.warmup**-0.5
-        assert rate == pytest.approx(0.005, rel=1e-3)
-    assert all(words[words.index("--beam") + 1] == "5" for words in calls[1::2])
-    assert all(words[3] == "test" for words in calls[1::2])
-    # what is there is neither trained nor scored again
-    assert calls_of(tmp_path, "multi30k_record.sh") == ([], output)
 
 
 def test_both_losses_of_a_checkpoint_are_those_of_pytorch(tmp_path):
@@ -148,41 +88,6 @@ def test_r_drop_is_half_of_the_published_loss_of_both_readings():
     assert torch.allclose(loss.of_hidden(twice, weight, target), expected)
 
 
-# Long inputs: layers that are computed again
-
-IDS = torch.tensor([[5, 6, 7, 8, 9, 2], [4, 4, 10, 2, 0, 0]])
-
-
-def gradients(again, prepared, dropout, norm_first):
-    """(gradients of a seeded model by name, bytes that its backward pass needs beside weights)."""
-    model = random_model(N=3, dropout=dropout, norm_first=norm_first).double().train()
-    model = prepare(model) if prepared else model
-    if again:
-        assert long_inputs.checkpoint_layers(model) is model
-    kept, weights = {}, {weight.untyped_storage().data_ptr() for weight in model.parameters()}
-
-    def keep(x):
-        kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
-        return x
-
-    torch.manual_seed(7)
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-        loss = model.hidden(IDS, IDS[:, :-1]).square().sum()
-    loss.backward()
-    return ({name: weight.grad for name, weight in model.named_parameters()},
-            sum(kept[place] for place in kept.keys() - weights))
-
-
-@pytest.mark.parametrize("norm_first", [False, True])
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
-@pytest.mark.parametrize("prepared", [False, True])
-def test_layers_computed_again_give_the_same_gradients_from_less_memory(
-        prepared, dropout, norm_first):
-    expected, whole = gradients(False, prepared, dropout, norm_first)
-    ours, kept = gradients(True, prepared, dropout, norm_first)
-    assert list(ours) == list(expected) and kept < whole / 3
-    for name, gradient in expected.items():
-        assert gradient.abs().max() > 0 and (ours[name] - gradient).abs().max() < 1e-12, name
 
 
 def test_c17_training_pairs_are_short_and_the_longer_ones_are_held_out():

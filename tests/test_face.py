@@ -1,12 +1,9 @@
-"""What can be had from `annotated` itself: few names, loaded when they are asked for.
-
-A model and its words in one object.
-"""
+"""What can be had from `annotated` itself: few names, loaded when they are asked for."""
 
 import ast
 
 import pytest
-from helpers import ROOT, TEXTS, random_model, run_python
+from helpers import ROOT, run_python
 
 import annotated
 
@@ -40,29 +37,7 @@ def test_importing_loads_neither_torch_nor_any_module_and_a_star_all_names():
     assert run_python(code, cwd=ROOT) == "['annotated']\nTransformer load_corpus\n"
 
 
-def test_the_plain_model_loads_torch_and_no_other_large_package():
-    code = ("import sys, annotated.model.transformer; print(sorted({'torch', 'spacy', 'torchtext', "
-            "'altair', 'matplotlib'} & sys.modules.keys()))")
-    assert run_python(code, cwd=ROOT) == "['torch']\n"
-
-
 def test_the_book_s_model_translates_a_sentence_and_a_list():
     source, expected = "The old dog sleeps.", "Der alte Hund schläft."
     assert annotated.translate(source) == expected and annotated.translate([]) == []
     assert annotated.translate([source, "The dog sleeps."])[0] == expected
-
-
-def test_a_translator_saves_what_it_loads(tmp_path):
-    tokenizer = annotated.WordTokenizer.fit(TEXTS)
-    first = annotated.Translator(random_model(len(tokenizer)), tokenizer)
-    first.save(tmp_path / "model")
-    second = annotated.load(tmp_path / "model")
-    lines = [source for source, _ in TEXTS]
-    assert second.translate(lines, beam=2) == first.translate(lines, beam=2)
-    assert second.translate(lines) == annotated.translate(lines, second.model, second.tokenizer,
-                                                          beam=4)
-    assert second.translate(lines[0]) == second.translate(lines)[0]
-    assert second.tokenizer.as_dict() == tokenizer.as_dict() and not second.model.training
-    annotated.save_checkpoint(tmp_path / "bare", random_model())
-    with pytest.raises(ValueError, match="no tokenizer"):
-        annotated.load(tmp_path / "bare")

@@ -53,36 +53,13 @@ def test_every_part_can_fail_and_good_measurements_do_not(part, place, change, m
     assert re.search(message, fault), fault
 
 
-def test_the_share_of_the_peak_is_counted_operations_by_the_data_sheet():
-    """By hand, for the base model: three times the products of a token, about 127 million."""
-    d, d_ff, types, n = 512, 2048, 37_000, 28
-    layer = 2 * (4 * d * d + 2 * d * d_ff) + 4 * n * d  # of the encoder
-    token = 6 * (layer + layer + 2 * 4 * d * d + 4 * n * d) + 2 * d * types
-    share = gpu_check.share_of_peak("NVIDIA H100 80GB HBM3", 100_000)
-    assert share == pytest.approx(3 * token * 100_000 / 989e12, rel=0.02)
-    single = gpu_check.share_of_peak("NVIDIA H100 80GB HBM3", 100_000, "fp32")
-    assert single == 2 * share, "TF32 has half the peak"
-    assert gpu_check.share_of_peak("something else", 100_000) is None
-
-
 @pytest.mark.long
-@pytest.mark.parametrize("device", ["cuda", "cpu"])
-def test_all_parts_are_well_on_cpus_and_without_a_gpu_it_goes_no_further(tmp_path, monkeypatch,
-                                                                         device):
+def test_without_a_gpu_it_goes_no_further(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    command = [sys.executable, "tools/gpu_check.py", "--out", str(tmp_path), "--device", device]
+    command = [sys.executable, "tools/gpu_check.py", "--out", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500)
-    parts = json.loads((tmp_path / "report.json").read_text())["parts"]
-    if device == "cuda":
-        assert done.returncode == 1 and list(parts) == ["versions"]
-        assert "device 'cuda' cannot be used" in done.stdout
-        return
-    assert done.returncode == 0 and list(parts) == list(gpu_check.TIME_LIMITS)
-    assert "all parts are well" in done.stdout
-    steps, resume, processes = (parts[part]["facts"] for part in ("steps", "resume", "processes"))
-    assert steps["fp32"]["losses"] != steps["bf16"]["losses"]
-    assert processes["2"]["backend"] == "gloo"
-    assert resume["apart, killed and resumed"] == resume["apart, both undisturbed"] == 0
+    assert done.returncode == 1 and "device 'cuda' cannot be used" in done.stdout
+    assert list(json.loads((tmp_path / "report.json").read_text())["parts"]) == ["versions"]
 
 
 # -- the first run ---------------------------------------------------------------------------------
@@ -175,7 +152,9 @@ def test_the_first_run_is_rehearsed_without_what_a_bare_machine_lacks(tmp_path):
         assert "lacks train.en.gz: Multi30k is not there" in found.pop("multi30k")
     assert set(found.values()) == {"ok"} and status == (not there)
     check = json.loads((out / "check" / "report.json").read_text())["parts"]
-    assert check["steps"]["facts"]["bf16"]["waits"] == [0, 0]
+    steps, resume = (check[part]["facts"] for part in ("steps", "resume"))
+    assert steps["bf16"]["waits"] == [0, 0] and steps["fp32"]["losses"] != steps["bf16"]["losses"]
+    assert resume["apart, killed and resumed"] == resume["apart, both undisturbed"] == 0
     for name, systems in {"base": {"annotated", "torch", "marian"},
                           "decoding": {"annotated", "marian"}}.items():
         cells = json.loads((out / f"{name}.json").read_text())["cells"]

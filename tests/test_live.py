@@ -1,6 +1,5 @@
 """The live page computes what the library computes, refuses what it cannot translate, draws it."""
 
-import base64
 import itertools
 import json
 import math
@@ -12,16 +11,15 @@ import unicodedata
 from types import SimpleNamespace
 
 import live
-import numpy as np
 import pytest
 import torch
 from browsing import SIZE, new_tab
-from helpers import ROOT, random_model
+from helpers import ROOT
 
 from annotated import book_model, load_checkpoint, load_corpus, record_attention
-from annotated.data.normalization import Normalizer, clean_text
-from annotated.data.tokenizers import BEGIN, END, UNKNOWN, SubwordTokenizer, split_words
-from annotated.model.transformer import Transformer, TransformerConfig
+from annotated.data.normalization import clean_text
+from annotated.data.tokenizers import BEGIN, END, split_words
+from annotated.model.transformer import Transformer
 from annotated.translation.search import beam_search, greedy_decode, translate
 
 CODE = ROOT / "docs" / "_static" / "live"
@@ -43,29 +41,12 @@ def folder(tmp_path_factory):
     return folder
 
 
-def weights_in(described):
-    """{name: weights as single precision}, read by NumPy from what is written for the page."""
-    data, place, found = base64.b64decode(described["base64"]), 0, {}
-    for tensor in described["tensors"]:
-        size, rows = tensor["size"], tensor.get("rows")
-        if rows:
-            scale = np.frombuffer(data, "<f4", rows, place)
-            integers = np.frombuffer(data, "i1", size, place + 4 * rows).reshape(rows, -1)
-            found[tensor["name"]] = integers.astype("f4") * scale[:, None]
-            place += 4 * rows + size
-        else:
-            found[tensor["name"]] = np.frombuffer(data, "<f2", size, place).astype("f4")
-            place += 2 * size
-    assert place == len(data)
-    return found
-
-
-def with_weights(model, described):
-    """The library's model with the weights that the page has, in double precision."""
-    found, own = weights_in(described), model.state_dict()
-    same = Transformer(model.config).double().eval()
-    same.load_state_dict({key: torch.tensor(found[key]).view_as(own[key]) for key in own})
-    return same
+def rounded(weight, bits):
+    """A weight as the page has it."""
+    if bits == 16 or weight.dim() == 1:
+        return weight.half()
+    scale, integers = live.quantized(weight)
+    return scale * integers
 
 
 class Library:
@@ -76,7 +57,9 @@ class Library:
         text = (folder / f"{name}.js").read_text(encoding="ascii")
         self.data = json.loads(re.search(rf"MODELS \?\?= {{}}\)\.{name} = (.*);", text)[1])
         self.tokenizer = self.saved.tokenizer
-        self.model = with_weights(self.saved.model, self.data)
+        self.model = Transformer(self.saved.model.config).double().eval()
+        weights, bits = self.saved.model.state_dict(), {"toy": 16, "captions": 8}[name]
+        self.model.load_state_dict({key: rounded(own, bits) for key, own in weights.items()})
         toy = load_corpus("toy")
         self.sentences = ([english for english, _ in (*toy.test[:150], *toy.novel[:150])]
                           if name == "toy" else live.captions(500, seed=1))
@@ -92,10 +75,11 @@ class Library:
         source = self.source(sentence)
         ids = greedy_decode(self.model, source)[0]
         with torch.no_grad(), record_attention(self.model) as recorded:
-            self.model(source, torch.tensor([[BEGIN, *ids]]))
+            logits = self.model(source, torch.tensor([[BEGIN, *ids]]))[0]
         pieces = self.tokenizer.pieces
         return SimpleNamespace(text=self.tokenizer.decode(ids), keys=pieces(source[0].tolist()),
-                               pieces=pieces([*ids, END]), attention=recorded)
+                               pieces=pieces([*ids, END]), attention=recorded,
+                               chances=logits.softmax(dim=-1))
 
 
 @pytest.fixture(scope="session")
@@ -138,13 +122,6 @@ def javascript(folder, name, script, given=None):
     return json.loads(done.stdout)
 
 
-def test_every_half_precision_number_is_read_as_ieee_754_says(folder):
-    bits = np.arange(2**16, dtype=np.uint16)
-    bits = bits[np.isfinite(bits.view(np.float16))]
-    found = javascript(folder, "toy", "answer(given.map(T.fromHalf))", bits.tolist())
-    assert found == bits.view(np.float16).tolist() and len(bits) == 2**16 - 2**11
-
-
 def test_files_are_small_plain_and_the_same_each_time(folder, tmp_path):
     for name, path in live.write(tmp_path / "new" / "folder").items():
         data = path.read_bytes()
@@ -164,126 +141,40 @@ def test_weights_are_the_models_as_far_as_their_bits_go(libraries):
             assert (lost <= step * 0.50001).all() and lost.any() == rounds, key
 
 
-def test_what_the_page_cannot_compute_is_refused():
-    for changes, message in (
-            ({"norm_first": True}, "norm_first=True: transformer.js computes norm_first=False"),
-            ({"positions": "learned"}, "positions='learned'"), ({"d_v": 5}, "d_v=5")):
-        with pytest.raises(ValueError, match=message):
-            live.check(TransformerConfig.tiny(9, **changes))
-    tokenizer = SubwordTokenizer.fit([("a dog", "ein Hund")], 300, normalizer=Normalizer())
-    with pytest.raises(ValueError, match="lower-cased English in Moses tokens only"):
-        live.describe_captions(SimpleNamespace(tokenizer=tokenizer))
-    model = random_model()
-    with torch.no_grad():
-        model.embedding.weight[3, 3] = 70_000
-    with pytest.raises(ValueError, match="embedding.weight is too large for half precision"):
-        live.pack(model)
-
-
 # The arithmetic
-
-def close(values, expected, atol=1e-5):
-    torch.testing.assert_close(torch.tensor(values).double(), expected, atol=atol, rtol=0)
-
-
-@each_model
-def test_logits_and_every_attention_weight_are_the_library_s(folder, name, library):
-    model, compared = library.model, 0
-    sources = [library.source(text)[0].tolist() for text in library.sentences[::25]]
-    given = [(ids, [*greedy_decode(model, torch.tensor([ids]))[0], END]) for ids in sources]
-    script = """
-    answer(given.map(([source, output]) => {
-      let state = net.begin(net.encode(source).memory);
-      const logits = [W.BEGIN, ...output.slice(0, -1)].map((token) => {
-        const next = net.step(state, token);
-        state = next.state;
-        return [...next.logits];
-      });
-      return { logits, ...T.follow(net, source, output) };
-    }));
-    """
-    answers = javascript(folder, name, script, given)
-    for (source, output), found in zip(given, answers, strict=True):
-        with torch.no_grad(), record_attention(model) as recorded:
-            logits = model(torch.tensor([source]), torch.tensor([[BEGIN, *output[:-1]]]))[0]
-        close(found["logits"], logits, 5e-5)
-        close([one["probabilities"] for one in found["positions"]], logits.softmax(dim=-1))
-        for layer in range(model.config.N):
-            own = recorded[f"encoder.layers.{layer}.self_attention"][0]  # (h, queries, keys)
-            close(found["encoder"][layer], own.transpose(0, 1))
-            for kind in ("self", "cross"):
-                rows = recorded[f"decoder.layers.{layer}.{kind}_attention"][0]
-                for i, position in enumerate(found["positions"]):
-                    keys = len(position[kind][layer][0])  # up to here
-                    close(position[kind][layer], rows[:, i, :keys])
-                    assert rows[:, i, keys:].sum() == 0
-                    compared += 1
-    assert compared > 300
-
 
 @each_model
 def test_hundreds_of_translations_are_the_library_s(folder, name, library):
-    """300 of the toy language, 500 captions; an eighth of them with a beam, too."""
+    """300 of the toy language, 500 captions; an eighth of them with a beam, too.
+
+    And rows of their words by chance, some of which the toy model translates without an end.
+    """
     script = """
     answer(given.map((sentence, i) => {
       const source = [...words.encode(sentence).ids, END];
       const { output, score } = i % 8 ? { output: [] } : T.beamSearch(net, source);
-      return [words.decode(T.greedy(net, source)), words.decode(output), score];
+      const brief = i % 40 ? [] : T.beamSearch(net, source, 4, 0.6, 1).output; // mostly cut off
+      return [words.decode(T.greedy(net, source)), words.decode(output), score, brief];
     }));
     """
-    sentences = library.sentences
-    greedy, beam, scores = zip(*javascript(folder, name, script, sentences), strict=True)
+    draw, words = random.Random(0), [word for text in library.sentences for word in text.split()]
+    by_chance = [draw.choices(words, k=k % 20 + 1) for k in range(80)]
+    sentences = [*library.sentences, *map(" ".join, by_chance)]
+    greedy, beam, *more = zip(*javascript(folder, name, script, sentences), strict=True)
     assert list(greedy) == library.translate(sentences)
-    assert len(set(greedy)) > 0.95 * len(sentences)
+    assert len(set(greedy)) > 0.85 * len(sentences)
+    assert name != "toy" or max(len(text.split()) for text in greedy) > 50
     assert list(beam[::8]) == library.translate(sentences[::8], beam=4)
-    for sentence, score in list(zip(sentences, scores, strict=True))[::40]:
-        assert abs(beam_search(library.model, library.source(sentence))[0][0][1] - score) < 1e-4
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_other_models_and_sentences_without_an_end_agree_too(tmp_path, seed):
-    """Random models mostly run into the limit, and beams hold hypotheses that end at once."""
-    torch.manual_seed(seed)
-    sizes = {"N": 1 + seed % 3, "d_model": 24, "d_ff": 40, "h": (1, 2, 3, 4)[seed]}
-    model = Transformer(TransformerConfig(11, **sizes)).half().float()
-    tensors, weights = live.pack(model, bits=(8, 16)[seed % 2])
-    data = {"config": {"d_model": 24, "h": sizes["h"]}, "tensors": tensors, "base64": weights}
-    model = with_weights(model, data)
-    (tmp_path / "random.js").write_text(f"module.exports = {json.dumps(data)};")
-    sources = [[UNKNOWN + (seed + i * j) % 8 for j in range(1, 2 + i)] + [END] for i in range(8)]
-    options, others = [(3, 1, 5), (5, 0, 2), (3, 2, 20)], 0
-    script = f"""
-    answer(given.map((source) => [T.greedy(net, source), ...{json.dumps(options)}.map((some) => {{
-      const {{ output, score }} = T.beamSearch(net, source, ...some);
-      return [output, score];
-    }})]));
-    """
-    answers = javascript(tmp_path, "random", script, sources)
-    for source, (greedy, *found) in zip(sources, answers, strict=True):
-        ids = torch.tensor([source])
-        assert [token for token in greedy if token != END] == greedy_decode(model, ids)[0]
-        for (beam, alpha, extra), (output, score) in zip(options, found, strict=True):
-            expected = beam_search(model, ids, beam, alpha, extra)[0][0]
-            assert [token for token in output if token != END] == expected[0]
-            assert abs(score - expected[1]) < 1e-4
-            others += output != greedy
-    assert others > 0, "nowhere does the beam say something else"
+    for sentence, score, brief in list(zip(sentences, *more, strict=True))[::40]:
+        source = library.source(sentence)
+        assert abs(beam_search(library.model, source)[0][0][1] - score) < 1e-4
+        ids = beam_search(library.model, source, extra=1)[0][0][0]
+        assert [token for token in brief if token != END] == ids
 
 
 # The words of the toy language
 
 REASONS = re.compile(r"[.,?]+\w|[.,?]{2}|[^\w\s.,?]|\x1f")  # marks in a word, two marks, others
-
-
-def test_every_sentence_of_the_corpus_has_the_library_s_tokens(folder, toy):
-    corpus = load_corpus("toy")
-    pairs = [*corpus.train[::5], *corpus.valid, *corpus.test, *corpus.novel]
-    sources, targets = zip(*pairs, strict=True)
-    found = javascript(folder, "toy", ENCODE, sources)
-    assert [one["ids"] for one in found] == toy.tokenizer.encode_batch(sources, "en")
-    assert not any(one["unknown"] for one in found)
-    ids = toy.tokenizer.encode_batch(targets, "de")
-    assert javascript(folder, "toy", DECODE, ids) == [toy.tokenizer.decode(row) for row in ids]
 
 
 ODD = """zebra dont don't it's cannot A dogs' o'clock 'tis 1990's ’s U.S. U.S.A. e.g. vs. p.m. St.
@@ -327,13 +218,6 @@ def blocks(between):
     return [between.join(CHARACTERS[start:start + 64]) for start in range(0, len(CHARACTERS), 64)]
 
 
-def test_text_is_cleaned_as_the_library_cleans_it(folder):
-    texts = [*blocks("x"), "\x1b[31mred\x1b[0m", "Mu\u0308ller", "a\U000e0041b", "\x1b]0;", "\x1b("]
-    found = javascript(folder, "toy", "answer(given.map(W.cleanText));", texts)
-    for text, cleaned in zip(texts, found, strict=True):
-        assert cleaned == clean_text(text), ascii(text)
-
-
 # The pieces of the model of captions
 
 def test_every_text_has_the_library_s_pieces(folder, libraries):
@@ -343,6 +227,7 @@ def test_every_text_has_the_library_s_pieces(folder, libraries):
     texts = [*library.sentences, *mixed_texts(words, 0.4, between, count=2000)]
     texts += ["", " ", "\u200b", "x" * 300]
     texts += itertools.chain(*map(blocks, (" ", "", "'a'", "1,", "a. ")))
+    texts += ["\x1b[31mred\x1b[0m", "Mu\u0308ller", "a\U000e0041b", "\x1b]0;", "\x1b("]
     found = javascript(folder, "captions", ENCODE, texts)
     for text, one, ids in zip(texts, found, library.tokenizer.encode_batch(texts, "en"),
                               strict=True):
@@ -626,8 +511,12 @@ def test_steps_by_button_slider_and_keyboard(visit, toy):
     page.click("#live-next", force=True)  # still there for the keyboard, and without effect
     assert written(page) == pieces
     assert page.get_attribute("#live-next", "aria-disabled") == "true"
-    chances = page.locator("#live-candidates tr").all_inner_texts()
-    assert len(chances) == 5 and chances[0].startswith("</s>")
+    page.click("#live-again")
+    p, ids = toy(sentence).chances[0].topk(5)
+    shown = [row.split("\t")[:2] for row in page.locator("#live-candidates tr").all_inner_texts()]
+    assert [piece for piece, _ in shown] == toy.tokenizer.pieces(ids.tolist())
+    for (_, said), chance in zip(shown, 100 * p, strict=True):
+        assert said in ("100 %", "< 0.1 %") or abs(float(said.split()[0]) - chance) < 0.051
 
 
 def test_played_token_by_token_unless_motion_is_unwanted(visit, toy):

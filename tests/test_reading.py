@@ -31,24 +31,6 @@ def test_a_cell_says_what_it_is_and_imports_drawing_and_library_code_fold(source
     assert bool(folded(code(source))) == (what in ("imports", "drawing", "library"))
 
 
-def test_a_path_may_name_a_part_of_a_section(tmp_path):
-    page, written = tmp_path / "01_page.ipynb", nbformat.v4.new_notebook()
-    texts = ("# Page\none two", "## Why\nthree\n### Because\nfour five", "six", "### Other\nseven",
-             "## End\neight")
-    written.cells = [nbformat.v4.new_markdown_cell(text) for text in texts]
-    nbformat.write(written, page)
-    words = {sections: reading.length(page, sections).words
-             for sections in (None, ("Why",), ("Why / Because",), ("End",))}
-    assert words == {None: 13, ("Why",): 3 + 8, ("Why / Because",): 3 + 4, ("End",): 3 + 2}
-    with pytest.raises(ValueError, match="no section Why / Never"):
-        reading.length(page, ["Why / Never"])
-
-
-def test_bars_of_tables_and_dashes_are_no_words():
-    assert reading.words("| $d_k$ | 64 | width of keys |") == 5
-    assert reading.words("|---|---:|") == reading.words("a – b") - 2 == 0
-
-
 def test_the_book_is_short_enough_to_be_read():
     words = {path.name[:2]: reading.length(path).words for path in PAGES}
     # the appendix is for looking things up; nobody reads it through

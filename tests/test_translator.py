@@ -139,20 +139,6 @@ def test_a_long_line_is_split_at_the_ends_of_its_sentences_and_nothing_is_lost(m
         assert translator.translate(LONG) == "".join(translations)
 
 
-def test_a_long_line_in_detail_joins_the_hypotheses_of_its_parts(capsys):
-    translator, several = short(7), LONG.replace(" . ", " .\n").split("\n")
-    whole = translator.translate(LONG, n_best=3, attention=True)
-    parts = translator.translate(several, n_best=3, attention=True)
-    assert whole["source_tokens"] == sum((part["source_tokens"] for part in parts), [])
-    for k, joined in enumerate(whole["hypotheses"]):
-        each = [part["hypotheses"][k] for part in parts]
-        assert joined["text"] == " ".join(one["text"] for one in each)
-        assert joined["tokens"] == sum((one["tokens"] for one in each), [])
-        assert joined["score"] == pytest.approx(sum(one["score"] for one in each), abs=1e-4)
-        weights = torch.block_diag(*(torch.tensor(one["attention"]) for one in each))
-        assert torch.allclose(torch.tensor(joined["attention"]), weights, atol=1e-4)
-
-
 @examples(100)
 @given(st.text("ab .!?…。\"'” \u2028", max_size=60), st.integers(1, 20))
 def test_the_parts_of_any_text_fit_and_hold_all_of_it(text, most):
@@ -205,12 +191,6 @@ def test_output_file_appears_whole_or_not_at_all(folder, tmp_path, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         main(["translate", "--model", folder, "--input", given[0], "--output", given[1]])
     assert Path(given[1]).read_text() == "older\n" and len(list(tmp_path.iterdir())) == 2
-
-
-def test_without_a_model_the_book_s_own_translates(monkeypatch, capsysbinary):
-    standard_input(monkeypatch, b"The old dog sleeps.\n")
-    main(["translate"])
-    assert capsysbinary.readouterr().out.decode() == "Der alte Hund schläft.\n"
 
 
 @pytest.mark.parametrize("options", [
