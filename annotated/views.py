@@ -39,7 +39,7 @@ class Look:
     source: list  # tokens that the encoder read, the end token too
     written: list  # tokens that the decoder wrote, the end token too
     weights: dict  # {block: (h, queries, keys)}: "encoder 1", "decoder 1", "cross 1", …
-    likeliest: list  # for each step the five likeliest tokens, as pairs (token, probability)
+    top_tokens: list  # for each step the five most probable tokens, as pairs (token, probability)
 
     def heads(self, title=None):
         """One head at a time, with menus; a decoder's row says what is fed in and written."""
@@ -59,7 +59,7 @@ class Look:
             views[f"All heads: {kind}"] = charts.attention_overview(some, title=kind)
         cross = {name: self.weights[name] for name in reversed(self.weights)
                  if name.startswith("cross")}
-        views["Step by step"] = decode_stepper(self.written, self.likeliest, self.source, cross)
+        views["Step by step"] = decode_stepper(self.written, self.top_tokens, self.source, cross)
         return views
 
     def save(self, path):
@@ -100,8 +100,8 @@ def look(sentence, saved=None, beam=4, alpha=0.6):
         kind = "cross" if part == "cross_attention" else stack
         weights[f"{kind} {int(number) + 1}"] = block[0].float().cpu()
     top = logits.float().softmax(dim=-1).topk(min(5, logits.size(-1)))
-    likeliest = [list(zip(tokenizer.pieces(some), p, strict=True))
+    top_tokens = [list(zip(tokenizer.pieces(some), p, strict=True))
                  for some, p in zip(top.indices.tolist(), top.values.tolist(), strict=True)]
     written = tokenizer.pieces([*ids, END])
     return Look(sentence, tokenizer.decode(ids), tokenizer.pieces(source), written, weights,
-                likeliest)
+                top_tokens)

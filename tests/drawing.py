@@ -41,6 +41,6 @@ def labels(axis):
 
 
 def stepper(**changes):
-    arguments = {"output": QUERIES, "likeliest": STEPS, "source": KEYS, "beams": BEAMS,
+    arguments = {"output": QUERIES, "top_tokens": STEPS, "source": KEYS, "beams": BEAMS,
                  "cross": {"a": HEADS, "b": HEADS[:1] / 2}}
     return explorer.decode_stepper(**{**arguments, **changes})

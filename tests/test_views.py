@@ -37,7 +37,7 @@ def test_what_is_shown_is_what_the_model_did(saved, beam):
     for name, path in (("encoder 1", "encoder.layers.0.self_attention"),
                        ("cross 2", "decoder.layers.1.cross_attention")):
         torch.testing.assert_close(seen.weights[name], recorded[path][0])
-    for step, row in zip(seen.likeliest, p, strict=True):
+    for step, row in zip(seen.top_tokens, p, strict=True):
         assert [token for token, _ in step] == WORDS.pieces(row.topk(5).indices.tolist())
         assert [value for _, value in step] == pytest.approx(row.topk(5).values.tolist(), rel=1e-5)
 

@@ -107,15 +107,15 @@ def attention_explorer(weights, keys, queries, title=None, key_label="key", quer
     return dressed(chart.add_params(*menus), title, lists).properties(title=alt.Title(heading))
 
 # %% ../../notebooks/75_explorer.ipynb #2c89c358
-def _candidates(output, likeliest, beams):
+def _candidates(output, top_tokens, beams):
     """Check a replay; return candidates and beams as [[(text, number), …], …], the best first."""
-    for name, steps in (("likeliest", likeliest), ("beams", beams)):
+    for name, steps in (("top_tokens", top_tokens), ("beams", beams)):
         if steps is not None and len(steps) != len(output):
             raise ValueError(f"{name} has {len(steps)} steps but {len(output)} output tokens were "
                              "given")
     return [[sorted(((as_text(text), round(float(number), 4)) for text, number in step),
                     key=lambda pair: -pair[1]) for step in steps or ()]
-            for steps in (likeliest, beams)]
+            for steps in (top_tokens, beams)]
 
 # %% ../../notebooks/75_explorer.ipynb #fb12e58b
 def _ranked_chart(name, steps):
@@ -128,10 +128,10 @@ def _ranked_chart(name, steps):
         y=alt.Y("rank:O", title=None, axis=None), description=alt.Description("spoken:N"))
 
 
-def _replay_panels(likeliest, beams):
+def _replay_panels(top_tokens, beams):
     """Return the list panels of a replay: candidates as bars, and the beam if there is one."""
     letters = {"baseline": "middle", "fontSize": 12, "fill": theme("text"), "tooltip": None}
-    listed = _ranked_chart("likeliest", likeliest)
+    listed = _ranked_chart("top_tokens", top_tokens)
     number = alt.Text("number:Q", format=".3f")
     length = alt.X("number:Q", title="probability", scale=alt.Scale(domain=[0, 1]),
                    axis=alt.Axis(values=[0, 0.5, 1]))
@@ -152,10 +152,10 @@ def _replay_panels(likeliest, beams):
     ).properties(width=540, height=alt.Step(20), title="hypotheses in the beam and their scores")]
 
 # %% ../../notebooks/75_explorer.ipynb #149a0d67
-def decode_stepper(output, likeliest, source, cross, beams=None, title=None, start=1):
+def decode_stepper(output, top_tokens, source, cross, beams=None, title=None, start=1):
     """Return an Altair chart that replays a translation (section 6.1) with a slider for the step.
 
-    output: the written tokens, one per step, end token included. likeliest: for each step the best
+    output: the written tokens, one per step, end token included. top_tokens: for each step the best
     next tokens as pairs (token, probability). cross: cross-attention over the `source` tokens,
     (heads, steps, source) or layers of it as in attention_explorer. beams: for each step the
     hypotheses as pairs (text, score). start: the step shown first. Raises ValueError if these do
@@ -163,10 +163,10 @@ def decode_stepper(output, likeliest, source, cross, beams=None, title=None, sta
     """
     weights = as_layers(cross)
     output = as_tokens(output, len(output), "output", "the output has")
-    likeliest, beams = _candidates(output, likeliest, beams)
+    top_tokens, beams = _candidates(output, top_tokens, beams)
     keys = _per_layer(source, weights, 2, "source tokens")
     queries = _per_layer(output, weights, 1, "output tokens")
-    bars, held = _replay_panels(likeliest, beams)
+    bars, held = _replay_panels(top_tokens, beams)
     heads, ink = max(map(len, weights.values())), theme("decoder")
     attention = _heat_chart(weights, heads, "datum.row", "(step - 1)",
                             _token_axis("heads", "head", "text", "left"),
@@ -183,4 +183,4 @@ def decode_stepper(output, likeliest, source, cross, beams=None, title=None, sta
         alt.param(name="step", value=start, bind=slider), *menus)
     written = [" ".join([*output[:i], "▸", token]) for i, token in enumerate(output)]
     return dressed(chart, title, {**lists, "heads": [str(head + 1) for head in range(heads)],
-                                   "written": written, "likeliest": likeliest, "beams": beams})
+                                   "written": written, "top_tokens": top_tokens, "beams": beams})

@@ -155,7 +155,7 @@ def _spec_table(spec):
         return ["layer", "head", "query index", "query", "key index", "key", "weight"], rows
     rows = [(i + 1, "attention", f"{layer}, head {h}", key, weight)
             for layer, h, i, _, _, key, weight in rows]
-    for name, kind in (("likeliest", "next token"), ("beams", "hypothesis")):
+    for name, kind in (("top_tokens", "next token"), ("beams", "hypothesis")):
         rows += [(i + 1, kind, f"rank {rank + 1}", text, number)
                  for i, step in enumerate(given[name]) for rank, (text, number) in enumerate(step)]
     return ["step", "what", "place", "text", "number"], sorted(rows, key=lambda row: row[0])

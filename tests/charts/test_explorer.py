@@ -80,9 +80,9 @@ def test_stepper_has_a_table_of_all_that_it_shows():
 
 
 @pytest.mark.parametrize("changes, message", [
-    ({"likeliest": STEPS[:2]}, "likeliest has 2 steps but 3 output tokens were given"),
+    ({"top_tokens": STEPS[:2]}, "top_tokens has 2 steps but 3 output tokens were given"),
     ({"beams": BEAMS[:2]}, "beams has 2 steps but 3 output tokens were given"),
-    ({"output": QUERIES + ["x"], "likeliest": STEPS + STEPS[:1], "beams": None},
+    ({"output": QUERIES + ["x"], "top_tokens": STEPS + STEPS[:1], "beams": None},
      "weights of 'a' have 3 output tokens but 4 tokens were given"),
     ({"source": KEYS[:3]}, "weights of 'a' have 4 source tokens but 3 tokens were given"),
     ({"output": "abc"}, "must be a list of tokens"),

@@ -258,7 +258,7 @@ const Transformer = (() => {
   }
 
   /**
-   * The likeliest next token, again and again, until the end token or 50 tokens more than the
+   * The most probable next token, again and again, until the end token or 50 tokens more than the
    * source has.
    */
   function greedy(model, source, extra = 50) {
