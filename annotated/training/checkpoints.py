@@ -121,7 +121,8 @@ def check_folder(folder, training=False):
     """
     if not (folder / MANIFEST).is_file():
         raise FileNotFoundError(f"there is no folder {folder} with a {MANIFEST}: name one that "
-                                "save_checkpoint wrote")
+                                "save_checkpoint wrote, or bring in a model of Hugging Face by "
+                                "`annotated export --back`")
     manifest, of_training = read_json(folder / MANIFEST), {OPTIMIZER, PROGRESS}
     known = isinstance(manifest, dict) and manifest.get("format") == 1
     files = manifest.get("files") if known else None
