@@ -59,7 +59,9 @@ def test_tree_has_its_words_in_order_and_labels_above_what_they_span():
     edges = {frozenset(map(tuple, line.get_xydata()[[0, -1]].tolist())) for line in ax.lines}
     pairs = ("S NP", "S VP", "NP DT", "NP NN", "DT the", "NN cat", "VP sleeps")
     assert edges == {frozenset(place[label] for label in pair.split()) for pair in pairs}
-    assert all(line.get_xdata()[1] == line.get_xdata()[2] for line in ax.lines), "straight down"
+    for line in ax.lines:  # aside and down by one, then straight down
+        (_, a, b), (top, middle, bottom) = line.get_xdata(), line.get_ydata()
+        assert a == b and top == middle + 1 and middle >= bottom
 
 
 @pytest.mark.parametrize("tree, message", [
