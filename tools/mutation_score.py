@@ -33,7 +33,8 @@ MODULES = {module: path for module, path in sorted(modules().items())
 TESTS = {module: page_tests(path) for path in pages() if (module := module_of(path))}
 ALSO_TESTED_BY = {
     "model.attention": "model.multi_head", "model.masking": "model.transformer",
-    "model.transformer": "model.masking", "training.checkpoints": "training.run_state",
+    "model.stacks": "model.transformer", "model.transformer": "model.masking",
+    "data.corpora": "data.formats", "training.checkpoints": "training.run_state",
     "training.loader": "training.loop",
     "charts.theme": "charts.attention charts.curves charts.explorer"}
 # the sample: the share of a module's mutants, the least number of them, and the seed

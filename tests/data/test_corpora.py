@@ -124,7 +124,9 @@ def test_toy_is_the_same_from_files_and_from_the_generator(tmp_path, monkeypatch
     monkeypatch.setattr(corpora, "generate_corpus", lambda: few)
     generated = load_corpus("toy", root=tmp_path)
     assert generated.splits() == splits
+    assert (generated.source_language, generated.target_language) == ("en", "de")
     back = load_corpus("toy", root=tmp_path, source_language="de")
+    assert (back.source_language, back.target_language) == ("de", "en")
     assert back.train[0] == ("Ein Hund läuft.", "A dog runs.")
     (tmp_path / "toy").mkdir()
     for split, pairs in splits.items():

@@ -74,6 +74,8 @@ def test_restricted_attention_with_padding_equals_full_attention_and_is_never_na
     keys = random(2, 1, 1, n, seed=seed) > 0  # many queries see nothing at all
     outputs = module.restricted_attention(*inputs, r, keys), full(*inputs, r, keys)
     torch.testing.assert_close(*outputs, **EXACT)
+    sees = [[i - r // 2 <= j <= i + (r - 1) // 2 for j in range(n)] for i in range(n)]
+    assert module.band_mask(n, r).tolist() == sees
     direction = random(2, 3, n, 4, seed=9).detach()
     slopes = (torch.autograd.grad(output, inputs, direction) for output in outputs)
     torch.testing.assert_close(*slopes, **EXACT)  # equal, and so finite

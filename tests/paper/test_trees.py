@@ -166,6 +166,13 @@ def test_conventions(predicted, gold, expected):
     assert counts(predicted, gold) == expected
 
 
+def test_brackets_are_open_to_a_depth_of_102():
+    trees = ["(A " * depth + "(NN a)" + ")" * depth for depth in (101, 102)]
+    assert str(parse_tree(trees[0])) == trees[0]
+    with pytest.raises(ValueError, match="more than 102 brackets are open at once"):
+        parse_tree(trees[1])
+
+
 def test_malformed_output_is_an_empty_tree_and_counted():
     score = scored([None, "", "(NP (NN a))"],
                    ["(S (NP (NN a)) (VP (VB b)))", "(NP (NN a))", "(NP (NN a))"])
