@@ -13,7 +13,7 @@ from helpers import random_model
 from annotated import Corpus, TrainingConfig, TransformerConfig, bleu_report, train_on, translate
 from annotated.data.base_tokenizer import BEGIN, END, PAD, UNKNOWN
 from annotated.data.normalization import Normalizer
-from annotated.data.sentencepiece import SentencePieceTokenizer
+from annotated.data.sentencepiece import MarianTokenizer, SentencePieceTokenizer
 from annotated.data.tokenizers import fit_tokenizer, load_tokenizer
 from annotated.training.checkpoints import load_checkpoint, save_checkpoint
 
@@ -92,6 +92,21 @@ def test_it_is_saved_and_loaded_with_a_model(own, foreign, tmp_path):
     corpus = Corpus("mine", "en", "de", PAIRS, PAIRS[:2], [])
     assert fit_tokenizer(str(tmp_path / "spm.model"), corpus, 9).proto == foreign
     assert fit_tokenizer("sentencepiece", corpus, 800).decode([4 + 97]) != ""
+
+
+def test_marians_pair_cuts_each_language_by_its_own_model_and_is_saved(own, foreign, tmp_path):
+    """Beside Transformers' own, also as saved by OPUS-MT: test_hugging_face.py."""
+    tables = own.table[4:] + SentencePieceTokenizer(foreign).table[4:]
+    pair = MarianTokenizer([own.proto, foreign], dict.fromkeys(tables), ("en", "ru"))
+    pair.save(tmp_path / "tokenizer.json")
+    again = load_tokenizer(tmp_path / "tokenizer.json")
+    for language, proto in (("en", own.proto), ("ru", foreign)):
+        package = sentencepiece.SentencePieceProcessor(model_proto=proto)
+        for text in TRAINING[::10]:
+            ids, pieces = again.encode(text, language), package.encode(text, out_type=str)
+            assert pair.encode(text, language) == ids and again.pieces(ids) == pieces
+    assert again.decode([BEGIN, *ids, END, PAD]) == package.decode(pieces)
+    assert again.languages == ("en", "ru") and again.encode(">>x<< a")[0] == UNKNOWN
 
 
 def test_only_its_own_rules_normalise(own):
