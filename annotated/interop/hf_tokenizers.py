@@ -136,12 +136,19 @@ MARIAN_MODELS = "source.spm", "target.spm"
 
 
 def marian_tokenizer(folder, ids):
-    """The tokenizer in a folder of a Marian model; ids: Marian's id for each id here."""
+    """The tokenizer in a folder of a Marian model; ids: Marian's id for each id here.
+
+    ValueError for a folder that does not name its languages, which choose the model of a text.
+    """
     fields = read_json(folder / "tokenizer_config.json")
+    languages = [fields.get(f"{side}_lang") for side in ("source", "target")]
+    if None in languages:
+        raise ValueError(f"{folder}: tokenizer_config.json lacks source_lang or target_lang: add "
+                         "both, such as en and de")
     names = {index: piece for piece, index in read_json(folder / "vocab.json").items()}
     pieces = [names.get(index, f"⟨unused {index}⟩") for index in ids[len(SPECIAL_PIECES):]]
     return MarianTokenizer([(folder / name).read_bytes() for name in MARIAN_MODELS], pieces,
-                           (fields.get("source_lang"), fields.get("target_lang")))
+                           languages)
 
 
 def write_marian(tokenizer, folder, languages, max_length):

@@ -253,13 +253,15 @@ def test_a_corpus_of_another_tokenizer_is_refused(tmp_path, prepared, capsys):
     random_marian(tmp_path / "hf")
     random_marian(tmp_path / "small", size=99)
     (opus_mt(tmp_path / "spm") / "source.spm").write_bytes(b"x")
+    (opus_mt(tmp_path / "mute") / "tokenizer_config.json").write_text("{}")
     words = TOKENIZERS["words"]
     export_to_hugging_face(small_model(vocab_size=len(words)), words, tmp_path / "words")
     for start, corpus, message in (
             ("none", "", "config.json"), ("hf", "", "no tokenizer"),
             ("words", "prepared", "with another tokenizer"),
             ("small", "prepared", "with another tokenizer"),
-            ("spm", "", "this is no SentencePiece model")):
+            ("spm", "", "this is no SentencePiece model"),
+            ("mute", "", "lacks source_lang or target_lang: add both")):
         with pytest.raises(SystemExit):
             fine_tuned(prepared / corpus, tmp_path / start, tmp_path / "out")
         assert message in capsys.readouterr().err
