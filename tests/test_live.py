@@ -19,7 +19,7 @@ from helpers import ROOT
 from annotated import book_model, load_checkpoint, load_corpus, record_attention
 from annotated.data.normalization import clean_text
 from annotated.data.tokenizers import BEGIN, END, split_words
-from annotated.model.transformer import Transformer
+from annotated.model.transformer import Transformer, TransformerConfig
 from annotated.translation.search import beam_search, greedy_decode, translate
 
 CODE = ROOT / "docs" / "_static" / "live"
@@ -139,6 +139,13 @@ def test_weights_are_the_models_as_far_as_their_bits_go(libraries):
             # half of a step: 127 of them reach the largest of a row
             step = own.abs().amax(dim=-1, keepdim=True) / 127 if rounds else 0
             assert (lost <= step * 0.50001).all() and lost.any() == rounds, key
+
+
+@pytest.mark.parametrize("change", [{"norm_first": True}, {"positions": "learned"}, {"d_v": 5}])
+def test_a_model_that_the_page_does_not_compute_is_refused(change):
+    (name, value), = change.items()
+    with pytest.raises(ValueError, match=f"{name}={value!r}"):
+        live.check(TransformerConfig.tiny(9, **change))
 
 
 # The arithmetic

@@ -95,8 +95,10 @@ def library_form(tokenizer):
 def write_tokenizer(tokenizer, folder, languages, max_length):
     """Write `tokenizer.json` and `tokenizer_config.json`, from which `AutoTokenizer` is loaded.
 
-    max_length: positions that the model has for each side.
+    max_length: positions that the model has for each side. A `MarianTokenizer` has other files.
     """
+    if isinstance(tokenizer, MarianTokenizer):
+        return _write_marian(tokenizer, folder, languages, max_length)
     form = library_form(tokenizer)
     names = dict(zip(("pad_token", "bos_token", "eos_token", "unk_token"),
                      map(form.id_to_token, (PAD, BEGIN, END, UNKNOWN)), strict=True))
@@ -135,7 +137,7 @@ def book_tokenizer(folder):
 MARIAN_MODELS = "source.spm", "target.spm"
 
 
-def marian_tokenizer(folder, ids):
+def _marian_tokenizer(folder, ids):
     """The tokenizer in a folder of a Marian model; ids: Marian's id for each id here.
 
     ValueError for a folder that does not name its languages, which choose the model of a text.
@@ -151,7 +153,7 @@ def marian_tokenizer(folder, ids):
                            languages)
 
 
-def write_marian(tokenizer, folder, languages, max_length):
+def _write_marian(tokenizer, folder, languages, max_length):
     """Write the files of Transformers' `MarianTokenizer`; arguments as for `write_tokenizer`."""
     for name, model in zip(MARIAN_MODELS, tokenizer.models, strict=True):
         (folder / name).write_bytes(model)
@@ -159,3 +161,13 @@ def write_marian(tokenizer, folder, languages, max_length):
     write_json(folder / "tokenizer_config.json", {
         "tokenizer_class": "MarianTokenizer", "bos_token": SPECIAL_PIECES[BEGIN],
         "model_max_length": max_length, "source_lang": languages[0], "target_lang": languages[1]})
+
+
+def read_tokenizer(folder, ids):
+    """The tokenizer of an exported folder, or of a Marian model made elsewhere; errors as theirs.
+
+    ids: Marian's id for each id here.
+    """
+    if (folder / MARIAN_MODELS[0]).is_file():
+        return _marian_tokenizer(folder, ids)
+    return book_tokenizer(folder)

@@ -19,13 +19,7 @@ from torch import Tensor
 from annotated.data.sentencepiece import MarianTokenizer
 from annotated.data.tokenizers import BEGIN, END, PAD, UNKNOWN, SubwordTokenizer, WordTokenizer
 from annotated.files import whole_folder, write_json
-from annotated.interop.hf_tokenizers import (
-    MARIAN_MODELS,
-    book_tokenizer,
-    marian_tokenizer,
-    write_marian,
-    write_tokenizer,
-)
+from annotated.interop.hf_tokenizers import read_tokenizer, write_tokenizer
 from annotated.model.positional import sinusoidal_encoding
 from annotated.model.transformer import Transformer, TransformerConfig
 from annotated.results import read_json
@@ -135,8 +129,9 @@ def from_marian(marian, config, activation="relu", ids=slice(None)):
 def model_card(config, tokenizer, source_language="en", target_language="de", data=None,
                metric=None, signature=None):
     """The text of an exported model's README.md; anything not given reads "not stated"."""
-    kind = {"bpe": "byte-pair encoding", "wordpiece": "WordPiece", "marian": "SentencePiece"}
-    kind = kind.get(getattr(tokenizer, "model", tokenizer.as_dict()["kind"]), "words")
+    kind = {"bpe": "byte-pair encoding", "wordpiece": "WordPiece"}
+    kind = ("SentencePiece" if isinstance(tokenizer, MarianTokenizer)
+            else kind.get(getattr(tokenizer, "model", None), "words"))
     vocabulary = f"{len(tokenizer):,} ids, {kind}, one for both languages"
     sizes = ", ".join(f"{name}={getattr(config, name):,}" for name in ("N", "d_model", "d_ff", "h"))
     data, metric, signature = (" ".join(str(text).split()) if text else "not stated"
@@ -210,8 +205,7 @@ def export_to_hugging_face(model, tokenizer, folder, *, source_language="en", ta
         (part / "model.safetensors").write_bytes(tensors)
         write_json(part / "config.json", fields)
         write_json(part / "generation_config.json", decoding)
-        write = write_marian if isinstance(tokenizer, MarianTokenizer) else write_tokenizer
-        write(tokenizer, part, (source_language, target_language), config.max_length)
+        write_tokenizer(tokenizer, part, (source_language, target_language), config.max_length)
         (part / "README.md").write_text(card, encoding="utf-8")
 
 # %% ../../notebooks/25_hugging_face.ipynb #hf100001
@@ -262,8 +256,7 @@ def import_from_hugging_face(folder):
     if path.is_file():
         fields = read_json(path)
         info = {f"{side}_language": fields.get(f"{side}_lang") for side in ("source", "target")}
-        of_marian = (folder / MARIAN_MODELS[0]).is_file()
-        tokenizer = marian_tokenizer(folder, ids) if of_marian else book_tokenizer(folder)
+        tokenizer = read_tokenizer(folder, ids)
     return Checkpoint(model.eval(), tokenizer, info)
 
 # %% ../../notebooks/25_hugging_face.ipynb #hf100005
