@@ -73,15 +73,25 @@ const Transformer = (() => {
 
   /**
    * W x + b; W has a row for each number of the result. The projections of attention have no bias.
+   *
+   * Four rows at a time, since a processor adds four sums side by side, which takes half the time.
+   * What lies beyond the last row is not kept.
    */
   function linear(x, { weight, bias }) {
-    const y = new Float32Array(weight.length / x.length);
-    for (let i = 0; i < y.length; i++) {
-      let sum = bias ? bias[i] : 0;
-      for (let j = 0, row = i * x.length; j < x.length; j++) sum += weight[row + j] * x[j];
-      y[i] = sum;
+    const columns = x.length;
+    const y = new Float32Array(weight.length / columns);
+    for (let i = 0; i < y.length; i += 4) {
+      let [a, b, c, d] = [0, 0, 0, 0];
+      for (let j = 0, place = i * columns; j < columns; j++, place++) {
+        const number = x[j];
+        a += weight[place] * number;
+        b += weight[place + columns] * number;
+        c += weight[place + 2 * columns] * number;
+        d += weight[place + 3 * columns] * number;
+      }
+      [y[i], y[i + 1], y[i + 2], y[i + 3]] = [a, b, c, d];
     }
-    return y;
+    return bias ? y.map((sum, i) => sum + bias[i]) : y;
   }
 
   /** Scores as probabilities. The largest is taken off first, so that no exponential overflows. */
