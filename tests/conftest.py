@@ -1,4 +1,4 @@
-"""Shapes enforced in all tests, fixtures that several files need, and how processes share the work.
+"""Where shapes are enforced, fixtures that several files need, and how processes share the work.
 
 The longest files come first, and one process takes all tests of a page of the site.
 """
@@ -26,6 +26,7 @@ sys.path[:0] = [str(PACKAGE.parent / name) for name in ("tools", "experiments")]
 from browsing import browser, serve, site  # noqa: E402, F401
 from publishing import publisher  # noqa: E402, F401
 
+ENFORCED = "model", "training", "translation"  # elsewhere as in use: a call takes a quarter as long
 LONGEST = ["test_live", "test_site_hostile", "test_processes", "test_table3", "test_charts_export",
            "test_search", "test_loop", "test_benchmarks"]
 
@@ -43,6 +44,11 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(items):
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+
+
+@pytest.hookimpl(tryfirst=True)  # before the fixtures
+def pytest_runtest_setup(item):
+    jaxtyping.config.update("jaxtyping_disable", item.path.parent.name not in ENFORCED)
 
 
 @pytest.hookimpl(optionalhook=True)
