@@ -1,6 +1,6 @@
 """Training and decoding on "cuda", traced without a GPU: no mixed devices, few waits of the host.
 
-`cuda_trace.py` says how, in a process of its own that traces everything once; it needs a C++
+`experiments/cuda_trace.py` says how; a process of its own traces everything once, and needs a C++
 compiler.
 """
 
@@ -31,8 +31,9 @@ PROBES = {  # what one line costs on a GPU, where x is (4, 3): [waits, launches]
 def traces():
     if torch.version.cuda:
         pytest.skip("this torch is built for CUDA; the fake device is for one that is not")
-    done = subprocess.run([sys.executable, ROOT / "tests" / "cuda_trace.py", "--probe", *PROBES],
-                          capture_output=True, encoding="utf-8")
+    program = ROOT / "experiments" / "cuda_trace.py"
+    done = subprocess.run([sys.executable, program, "--probe", *PROBES], capture_output=True,
+                          encoding="utf-8")
     if done.returncode == 3:
         pytest.skip(done.stderr.strip())
     assert done.returncode == 0, done.stderr

@@ -1,7 +1,7 @@
 """CUDA without a GPU: trace training and decoding on "cuda", and count what each step launches and
 where the host waits.
 
-    python tests/cuda_trace.py [--out results/cuda_trace.json --as after]
+    python experiments/cuda_trace.py [--out results/cuda_trace.json --as before|after]
 
 PyTorch's FakeTensorMode computes shapes, types and devices of every operation, but no numbers:
 mixed devices are errors, as on a GPU. A mode on top of it answers where the host asks for a number,
@@ -334,7 +334,7 @@ def store(path, when, traces):
     """Put the figures into a file of results; a test holds the row of results/README.md to it."""
     facts = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     origin = provenance()
-    facts |= {"command": "python tests/cuda_trace.py --out results/cuda_trace.json --as after",
+    facts |= {"command": "python experiments/cuda_trace.py --out results/cuda_trace.json",
               "data": "none: shapes, types and devices, computed by FakeTensorMode",
               "torch": torch.__version__.partition("+")[0],
               "metric": "waits: operations that make the host wait for the device; launches: "

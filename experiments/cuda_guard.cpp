@@ -1,6 +1,6 @@
 // Answers what PyTorch asks of a CUDA device as if there were one, so that a build for processors
-// alone can trace tensors on "cuda" that hold no data, backwards too. tests/cuda_trace.py compiles
-// it and loads it before torch.
+// alone can trace tensors on "cuda" that hold no data, backwards too. `cuda_trace.py` compiles it and
+// loads it before torch.
 #include <ATen/SDPBackend.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/native/transformers/attention.h>
