@@ -2,8 +2,8 @@
 for results/mutation_score.json.
 
 A mutant is one small change inside a function, made by mutmut: another number, operator, argument
-or constant. Each is put alone into a copy of the checkout, and killed if a test of its module fails
-there.
+or constant. Each is put alone into a copy of the checkout, and killed if a test that guards its
+module fails there.
 """
 
 import difflib
@@ -26,17 +26,12 @@ from annotated.files import write_json
 from annotated.results import provenance
 from notebooks import ROOT, module_of, modules, page_tests, pages
 
-RESULT, SURVIVORS = ROOT / "results" / "mutation_score.json", ROOT / "tools" / "survivors.toml"
-# The tests of its page guard a module; these are guarded by the tests of others too.
+RESULT = ROOT / "results" / "mutation_score.json"
+KNOWN = tomllib.loads((ROOT / "tools" / "mutation_score.toml").read_text(encoding="utf-8"))
 MODULES = {module: path for module, path in sorted(modules().items())
            if "def " in path.read_text(encoding="utf-8")}
+# The file of its page guards a module, and for some those files of tests/ that KNOWN lists.
 TESTS = {module: page_tests(path) for path in pages() if (module := module_of(path))}
-ALSO_TESTED_BY = {
-    "model.attention": "model.multi_head", "model.masking": "model.transformer",
-    "model.stacks": "model.transformer", "model.transformer": "model.masking",
-    "data.corpora": "data.formats", "training.checkpoints": "training.run_state",
-    "training.loader": "training.loop",
-    "charts.theme": "charts.attention charts.curves charts.explorer"}
 # the sample: the share of a module's mutants, the least number of them, and the seed
 SHARE, MINIMUM, SEED = 0.015, 6, 0
 
@@ -74,11 +69,11 @@ def run_tests(module, text):
             elif entry.name not in (".git", ".venv", "_build"):
                 (copy / entry.name).symlink_to(entry)
         (copy / MODULES[module].relative_to(ROOT)).write_text(text, encoding="utf-8")
-        tests = [TESTS[name] for name in [module, *ALSO_TESTED_BY.get(module, "").split()]]
+        others = [f"tests/{name}.py" for name in KNOWN["also_tested_by"].get(module, ())]
         variables = {**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1",
                      "TOKENIZERS_PARALLELISM": "false"}
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m",
-                   "not long", *tests]
+                   "not long", TESTS[module], *others]
         try:
             done = subprocess.run(command, cwd=copy, env=variables, capture_output=True,
                                   timeout=900)
@@ -104,10 +99,10 @@ def score(module):
 
 
 def explanation(module, was, now):
-    """Return {"kind", "why"} of a survivor, from the first entry of tools/survivors.toml that
+    """Return {"kind", "why"} of a survivor, from the first entry of tools/mutation_score.toml that
     matches.
     """
-    for entry in tomllib.loads(SURVIVORS.read_text(encoding="utf-8"))["survivor"]:
+    for entry in KNOWN["survivor"]:
         if module in entry.get("modules", [module]) and entry["was"] in was and entry["now"] in now:
             return {"kind": entry["kind"], "why": entry["why"]}
     return {"kind": "unexamined", "why": ""}
