@@ -4,6 +4,8 @@ import gzip
 import itertools
 import json
 import re
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -247,6 +249,20 @@ def test_the_first_help_comes_without_torch_and_an_unknown_command_is_named(caps
     assert "trian: give one of train, translate" in refused("trian", ["toy"], capsys)
 
 
+def test_what_is_broken_off_ends_without_a_traceback(monkeypatch, capsys):
+    """By the user, or by a reader that wants no more, such as `head`."""
+    monkeypatch.setitem(cli.COMMANDS, "clean", lambda _: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(SystemExit) as stopped:
+        main(["clean"])
+    assert stopped.value.code == 130
+    assert capsys.readouterr().err == "annotated clean: interrupted\n"
+    code = "from annotated import cli; cli.COMMANDS['x'] = print; cli.main(['x', 'y' * 10**6])"
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=-1, stderr=-1)
+    process.stdout.read(1)
+    process.stdout.close()
+    assert (process.stderr.read(), process.wait()) == (b"", 1)
+
+
 def test_training_from_the_terminal_is_that_of_a_prepared_model(monkeypatch):
     calls, real = [], loop.train
     monkeypatch.setattr(loop, "train", lambda *given: calls.append(given) or real(*given))
@@ -323,7 +339,7 @@ def test_export_exports_checks_and_brings_back(checkpoint, capsys):
     assert report["versions"]["torch"] == torch.__version__.split("+")[0]
     assert ("- Trained on: pairs\n- Score: BLEU 12.35 on pairs test, greedy\n"
             "- Signature of the score: `s|t`\n") in Path("hf/README.md").read_text()
-    run("export", "--back", "hf", "--out", "again")
+    assert run("export", "--back", "hf", "--out", "again") == 0
     again = load_checkpoint("again")
     assert again.info == {"source_language": "en", "target_language": "fr"}
     assert torch.equal(state(again.model), state(load_checkpoint("checkpoint").model))

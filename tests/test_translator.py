@@ -56,12 +56,14 @@ def test_the_n_best_have_texts_scores_tokens_and_attention(alpha, tmp_path, caps
     """From the library and from the terminal, whose model is prepared."""
     tokenizer = WordTokenizer.fit([("a", "b")])
     model = random_model(len(tokenizer), seed=3, positions="learned", max_length=3).eval()
-    translator, lines = Translator(model, tokenizer), ["a b", "", "zebra"]
+    translator, lines = Translator(model, tokenizer), ["a b", "", "zöbra"]
     translator.save(tmp_path / "model")
     (tmp_path / "in.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     main(["translate", "--model", str(tmp_path / "model"), "--input", str(tmp_path / "in.txt"),
           "--beam", "50", "--n-best", "50", "--alpha", str(alpha), "--attention"])
-    written = [json.loads(line) for line in capsysbinary.readouterr().out.decode().splitlines()]
+    text = capsysbinary.readouterr().out.decode()
+    written = [json.loads(line) for line in text.splitlines()]
+    assert "zöbra" in text
     given = {"beam": 50, "n_best": 50, "alpha": alpha}
     for rows in (written, translator.translate(lines, attention=True, **given)):
         assert [row["source"] for row in rows] == lines

@@ -47,13 +47,14 @@ def test_words_are_counted_in_any_script(text, words):
 
 def test_cleaning_counts_what_it_drops_and_keeps_the_order():
     good = [(f"word {n}", f"Wort {n}") for n in range(100)]
-    noise = [("", "leer")] * 3 + [("a b c d e", "f")] * 5 + [("same", "same")] * 7
+    noise = [("", "leer")] * 3 + [("a b c d", "e")] * 5 + [("same", "same")] * 7
     noise += [("bad\ufffd", "gut")] * 11
     mixed = [pair for n in range(100) for pair in [good[n], *noise[n : n + 1]]]
     counts = {}
     assert list(clean_pairs(mixed, counts)) == good
     assert counts == {"kept": 100, "empty": 3, "ratio": 5, "copied": 7, "broken": 11}
     assert list(clean_pairs(good, {}, max_length=1)) == []
+    assert len(list(clean_pairs(noise, {}, max_ratio=4))) == 5
 
 
 def test_a_great_loss_is_told_with_its_rules():
