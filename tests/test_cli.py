@@ -4,10 +4,10 @@ import gzip
 import itertools
 import json
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -251,7 +251,7 @@ def test_the_first_help_comes_without_torch_and_an_unknown_command_is_named(caps
 
 def test_what_is_broken_off_ends_without_a_traceback(monkeypatch, capsys):
     """By the user, or by a reader that wants no more, such as `head`."""
-    monkeypatch.setitem(cli.COMMANDS, "clean", lambda _: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setitem(cli.COMMANDS, "clean", mock.Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(SystemExit) as stopped:
         main(["clean"])
     assert stopped.value.code == 130
