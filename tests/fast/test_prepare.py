@@ -117,6 +117,10 @@ def test_a_joined_product_in_training_has_the_gradients_of_three():
         assert (ours - expected).norm() <= roundoff(torch.bfloat16, 10) * expected.norm()
     assert torch.equal(JoinedAttention(plain).train()(x, x, x), plain(x, x, x))
     assert calls == [1] * 3, "without autocast three products are made"
+    y = torch.randn(2, 4, 16)
+    with torch.autocast("cpu", torch.bfloat16):
+        for inputs in ((x, y, y), (x, x, y), (x, y, x)):  # nor of several inputs
+            assert torch.equal(JoinedAttention(plain).train()(*inputs), plain(*inputs))
 
 
 @pytest.mark.parametrize("outside", ["subclass", "bias"])
