@@ -2,7 +2,7 @@
 
 import torch
 
-from annotated.model.masking import causal_mask
+from annotated.model.masking import causal_mask, padding_mask
 from annotated.model.multi_head import MultiHeadAttention
 
 
@@ -16,3 +16,9 @@ def test_c2_changing_a_later_token_leaves_earlier_outputs_unchanged_exactly():
         after = attention(changed, changed, changed, causal_mask(8))
         assert torch.equal(after[:, :place], before[:, :place])
         assert (after[:, place:] != before[:, place:]).any(-1).all()
+
+
+def test_padding_is_hidden_from_every_query_by_its_id_which_is_0_unless_told_otherwise():
+    ids = torch.tensor([[4, 1, 0], [1, 0, 0]])
+    for mask, pad_id in ((padding_mask(ids), 0), (padding_mask(ids, 1), 1)):
+        assert mask.dtype == torch.bool and torch.equal(mask, (ids != pad_id)[:, None, None])
