@@ -3,10 +3,12 @@ for results/mutation_score.json.
 
 A mutant is one small change inside a function, made by mutmut: another number, operator, argument
 or constant. Each is put alone into a copy of the checkout, and killed if a test that guards its
-module fails there.
+module fails there. The sample takes hours and goes on where it was interrupted: a module is sampled
+anew if it or its tests have changed since.
 """
 
 import difflib
+import json
 import math
 import os
 import random
@@ -90,8 +92,7 @@ def score(module):
     sample = list(islice(shuffled, max(MINIMUM, math.ceil(SHARE * total))))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         outcomes = list(pool.map(lambda mutant: run_tests(module, mutant[2]), sample))
-    survivors = [{"module": module, "outcome": outcome, "was": was, "now": now,
-                  **explanation(module, was, now)}
+    survivors = [{"module": module, "outcome": outcome, "was": was, "now": now}
                  for (was, now, _), outcome in zip(sample, outcomes, strict=True)
                  if outcome != "killed"]
     counts = {name: outcomes.count(name) for name in ("killed", "survived", "timeout")}
@@ -108,25 +109,49 @@ def explanation(module, was, now):
     return {"kind": "unexamined", "why": ""}
 
 
-def main():
-    scores, survivors = {}, []
-    for module in MODULES:
-        scores[module], surviving = score(module)
-        survivors += surviving
-        print(f"{module}: {scores[module]['killed']} of {scores[module]['run']} killed", flush=True)
-    total = {key: sum(row[key] for row in scores.values()) for key in next(iter(scores.values()))}
+def measured(module, row):
+    """Whether the row counts for the module as it is: neither it nor its tests have changed since."""
+    others = [f"tests/{name}.py" for name in KNOWN["also_tested_by"].get(module, ())]
+    guarded = [str(MODULES[module].relative_to(ROOT)), TESTS[module], *others]
+    return subprocess.run(["git", "diff", "--quiet", row["revision"], "--", *guarded],
+                          cwd=ROOT, capture_output=True).returncode == 0
+
+
+def keep(rows, survivors):
+    """Write the rows of all modules that have been measured, with their sums."""
+    total = {key: sum(row[key] for row in rows.values())
+             for key in ("mutants", "run", "killed", "survived", "timeout")}
+    survivors = [{**survivor, **explanation(*(survivor[key] for key in ("module", "was", "now")))}
+                 for survivor in survivors]
     equivalent = sum(survivor["kind"] == "equivalent" for survivor in survivors)
     shares = [round(100 * total["killed"] / (total["run"] - excluded), 1)
               for excluded in (0, equivalent)]
-    print(f"{total['killed']} of {total['run']} noticed by a test ({shares[0]} %), {shares[1]} % "
-          "of those that are not equivalent")
+    print(f"{len(rows)} of {len(MODULES)} modules: {total['killed']} of {total['run']} noticed by a "
+          f"test ({shares[0]} %), {shares[1]} % of those that are not equivalent", flush=True)
     write_json(RESULT, {
         "tool": f"mutmut {version('mutmut')}", **provenance(),
         "command": "python tools/mutation_score.py",
         "sample": {"share": SHARE, "at least": MINIMUM, "seed": SEED},
-        "total": total, "equivalent": equivalent, "percent killed": shares[0],
+        "modules": len(MODULES), "total": total, "equivalent": equivalent,
+        "percent killed": shares[0],
         "percent killed of those that are not equivalent": shares[1],
-        "by module": scores, "survivors": survivors})
+        "by module": dict(sorted(rows.items())),
+        "survivors": sorted(survivors, key=lambda survivor: survivor["module"])})
+
+
+def main():
+    stored = {"by module": {}, "survivors": []}
+    if RESULT.exists():
+        stored = json.loads(RESULT.read_text(encoding="utf-8"))
+    rows = {module: row for module, row in stored["by module"].items()
+            if module in MODULES and measured(module, row)}
+    survivors = [row for row in stored["survivors"] if row["module"] in rows]
+    for module in MODULES:
+        if module not in rows:
+            counts, surviving = score(module)
+            rows[module] = {**provenance(), **counts}
+            keep(rows, survivors := survivors + surviving)
+    keep(rows, survivors)
 
 
 if __name__ == "__main__":
