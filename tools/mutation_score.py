@@ -110,7 +110,7 @@ def explanation(module, was, now):
 
 
 def measured(module, row):
-    """Whether the row counts for the module as it is: neither it nor its tests have changed since."""
+    """Whether neither the module nor its tests have changed since the row was measured."""
     others = [f"tests/{name}.py" for name in KNOWN["also_tested_by"].get(module, ())]
     guarded = [str(MODULES[module].relative_to(ROOT)), TESTS[module], *others]
     return subprocess.run(["git", "diff", "--quiet", row["revision"], "--", *guarded],
@@ -126,8 +126,8 @@ def keep(rows, survivors):
     equivalent = sum(survivor["kind"] == "equivalent" for survivor in survivors)
     shares = [round(100 * total["killed"] / (total["run"] - excluded), 1)
               for excluded in (0, equivalent)]
-    print(f"{len(rows)} of {len(MODULES)} modules: {total['killed']} of {total['run']} noticed by a "
-          f"test ({shares[0]} %), {shares[1]} % of those that are not equivalent", flush=True)
+    print(f"{len(rows)} of {len(MODULES)} modules: {total['killed']} of {total['run']} noticed "
+          f"by a test ({shares[0]} %), {shares[1]} % of those not equivalent", flush=True)
     write_json(RESULT, {
         "tool": f"mutmut {version('mutmut')}", **provenance(),
         "command": "python tools/mutation_score.py",
