@@ -1,5 +1,7 @@
-"""How cost grows with the work: `python -m benchmarks.growth` varies one quantity at a time, for
-this library beside the fastest peer, and writes JSON.
+"""How cost grows with the work: one quantity varied at a time, for this library beside the fastest
+peer.
+
+    _build/bench/venv/bin/python -m benchmarks.growth
 
 For each value both systems start anew in processes of their own and take turns: JoeyNMT in
 training, CTranslate2 in decoding, all in fp32. The expected cost is counted: the operations per

@@ -1,8 +1,10 @@
-"""Where the seconds of a training step go: `python -m benchmarks.profile` runs PyTorch's profiler
-on base in bf16, of this library and of JoeyNMT.
+"""Where the seconds of a training step go: PyTorch's profiler on base in bf16, of this library and
+of JoeyNMT.
 
-On a GPU, with its kernels, too: --device cuda --tokens 25000 --systems annotated --profiles 1
---out FILE.
+    _build/bench/venv/bin/python -m benchmarks.profile
+
+`make _build/bench/ready` makes that environment. On a GPU, with its kernels, too: --device cuda
+--tokens 25000 --systems annotated --profiles 1 --out FILE.
 """
 
 import argparse

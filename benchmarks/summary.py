@@ -4,6 +4,7 @@ the machines.
 
 import json
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 from . import report
@@ -166,23 +167,31 @@ def draw(runs):
 # -- rows of README.md and results/README.md -------------------------------------------------------
 
 
-def format_target(runs, *key, with_peers=True, **options):
-    """Return worst and median of a target, and the peers; arguments as for `find_target`."""
-    target = find_target(*key, **options)
+def format_target(runs, *key):
+    """Return worst and median of a target, and the peers; the key is that of `find_target`."""
+    target = find_target(*key)
     values = evaluate_runs(runs, target)
+    return format_values(values, target) + f" × {peer_names(values)}" * (target.metric != MFU)
+
+
+def format_values(values, target):
+    """Return worst and median of what the runs measured for a target."""
     worst, median, _ = worst_median_best(values, target)
     form = "{:.0%}" if target.metric == MFU else "{:.2f}"
-    text = " / ".join(map(form.format, (worst, median)[: len(values)]))  # one run has one value
-    return text + f" × {peer_names(values)}" * (with_peers and target.metric != MFU)
+    return " / ".join(map(form.format, (worst, median)[: len(values)]))  # one run has one value
 
 
-def format_greedy(runs, size, systems=()):
-    """Return the targets of greedy decoding of one sentence and of 32, and the peers."""
-    cells = [f"greedy, {size}, batch {batch}" for batch in (1, 32)]
-    values = [value for cell in cells
-              for value in evaluate_runs(runs, find_target(cell, systems=systems))]
-    texts = (format_target(runs, cell, systems=systems, with_peers=False) for cell in cells)
-    return f"{size} {' and '.join(texts)} × {peer_names(values)}"
+def format_decoding(runs, cells):
+    """Return what the runs measured in these cells by our engine on CTranslate2 and by PyTorch
+    alone, beside CTranslate2, and by PyTorch alone beside MarianMT.
+    """
+    def beside(*systems):
+        targets = [replace(find_target(cell), systems=systems) for cell in cells]
+        return " and ".join(format_values(evaluate_runs(runs, target), target)
+                            for target in targets)
+
+    return (f"by the engine on it {beside('annotated, CTranslate2', 'ctranslate2')}, by PyTorch "
+            f"alone {beside('annotated', 'ctranslate2')} ({beside(*PYTORCH)} × MarianMT)")
 
 
 def format_runs(runs):
@@ -202,29 +211,29 @@ def readme_row(runs):
     """Return the row on speed of README.md."""
     train = [f"{precision} {format_target(runs, 'train, base', precision)}"
              for precision in ("bf16", "fp32")]
-    engine, pytorch = ("; ".join(format_greedy(runs, size, systems) for size in ("base", "tiny"))
-                       for systems in ((), PYTORCH))
+    decoding = (f"{size}, {format_decoding(runs, [f'greedy, {size}, batch {b}' for b in (1, 32)])}"
+                for size in ("base", "tiny"))
     return (f"| speed beside the quickest peer of each task, {format_runs(runs)}, "
             f"{format_revisions(runs)} "
-            f"| training, base: {'; '.join(train)}. Greedy decoding of one and of 32 sentences, by "
-            f"the quickest engine: {engine}; by PyTorch alone: {pytorch} |")
+            f"| training, base: {'; '.join(train)}. Greedy decoding of one and of 32 sentences × "
+            f"CTranslate2 called directly: {'; '.join(decoding)} |")
 
 
 def results_row(runs):
     """Return the row on speed of results/README.md, without its last column."""
     parts = [f"training {size} in {precision} {format_target(runs, f'train, {size}', precision)}"
              for size in ("base", "tiny") for precision in ("bf16", "fp32")]
-    parts += [f"{task}, {size}, {batch} sentence{'s' * (batch > 1)} "
-              f"{format_target(runs, f'{task}, {size}, batch {batch}')}, by PyTorch alone "
-              f"{format_target(runs, f'{task}, {size}, batch {batch}', systems=PYTORCH)}"
-              for size in ("base", "tiny") for task in ("greedy", "beam 4") for batch in (1, 32)]
+    cells = [f"{task}, {size}, batch {batch}"
+             for size in ("base", "tiny") for task in ("greedy", "beam 4") for batch in (1, 32)]
+    parts.append("decoding × CTranslate2 called directly: " + "; ".join(
+        f"{cell}, {format_decoding(runs, [cell])}" for cell in cells))
     parts.append("by itself, training base in bf16 takes "
                  f"{format_target(runs, 'train, base', 'bf16', MFU)} of the measured matrix rate")
     memory = (f"{precision} {format_target(runs, 'train, base', precision, PEAK_MEMORY)}"
               for precision in ("bf16", "fp32"))
     parts.append(f"peak memory, training base: {', '.join(memory)} (the leanest)")
     met, measured = count_met_targets(runs)
-    load = f"{sum(run['disturbed'] for run in runs)} under load"
+    load = f"{sum(run['disturbed'] for run in runs) or 'no'} run under load"
     return ("| speed beside the quickest of `torch.nn.Transformer`, "
             "MarianMT, x-transformers, JoeyNMT and CTranslate2 in each task, "
             f"each in its best setting, random text | {'; '.join(parts)} "

@@ -1,4 +1,6 @@
-"""Fuzz prepare, train, translate and score with random text: experiments/fuzz.py [--lines 20000]
+"""Fuzz prepare, train, translate and score with random text.
+
+    python experiments/fuzz.py [--lines 20000] [--seed 0] [--out results/fuzz.json]
 
 The lines mix scripts, control characters, marks, parts of emoji and terminal codes, from a seed. A
 tiny model learns from them and translates them all. The script fails unless each line gives one

@@ -3,7 +3,7 @@
 # tokenised), by the recipe of Wu et al. (2021), Transformer-Tiny: 8,192 tokens an update, a
 # validation and a checkpoint an epoch, an end after ten epochs without a lower validation loss or
 # 8,000 updates, mean of the last ten epochs, beam 5, three seeds. They divide a score by the length
-# of the output: so does alpha 1.4, nearly, for captions (chosen on `val`, choices.json). Two
+# of the output: so does alpha 1.4, nearly, for captions (chosen on `val`, results/multi30k_choices.json). Two
 # departures, which the row `fp32` has not: they train in fp32, and end by the smoothed loss. It
 # goes on where it was interrupted; ANNOTATED_DATA says where the corpora are. Hours: 1.5 for the
 # first seed, on one core beside other work.

@@ -37,8 +37,9 @@ def files(place=RESULTS):
 
 def revisions(cells):
     """Return the short revisions of the files that a row links to."""
-    records = [record for place in dict.fromkeys(LINK.findall(cells))
-               for file in files(RESULTS / place) for record in load_records(file)]
+    records = [part for place in dict.fromkeys(LINK.findall(cells))
+               for file in files(RESULTS / place) for record in load_records(file)
+               for part in (record, *record.get("points", ()))]
     return ", ".join(dict.fromkeys(f"`{record['revision'][:7]}`" for record in records))
 
 
