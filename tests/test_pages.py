@@ -1,5 +1,7 @@
 """nbval finds what a page no longer gives, and `make book` names the page and the cell."""
 
+import base64
+import io
 import json
 import os
 import re
@@ -8,6 +10,7 @@ import subprocess
 import sys
 
 import nbformat
+from PIL import Image
 
 from notebooks import NOTEBOOKS, ROOT, TRAINS
 
@@ -21,6 +24,15 @@ def write_page(path, source, output, tags=()):
              nbformat.v4.new_code_cell(source, execution_count=2, outputs=output)]
     cells[1].metadata["tags"] = list(tags)
     nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
+
+
+def picture(grey):
+    """An output: a picture of 9 pixels, one of which has this level of grey."""
+    image, data = Image.new("L", (3, 3)), io.BytesIO()
+    image.putpixel((1, 1), grey)
+    image.save(data, "png")
+    return [nbformat.v4.new_output("display_data", {
+        "image/png": base64.b64encode(data.getvalue()).decode()})]
 
 
 def text(words):
@@ -46,6 +58,9 @@ def test_a_changed_digit_a_removed_output_and_an_exception_are_found_and_named(t
         "06_silent": ("pass", text("0.3333\n")),
         "07_address": ("print(object())", text("<object object at 0x7f3a5c0ab1c0>\n")),
         "08_ignored": ("print(os.getpid())", text("1\n"), ["nbval-ignore-output"]),
+        "09_picture": (shown.format(picture(100)[0]["data"]), picture(109)),
+        "10_rounded": (shown.format(picture(100)[0]["data"]), picture(104)),
+        "11_lost": ("pass", picture(100)),
     }
     for name, page in pages.items():
         write_page(folder / f"{name}.ipynb", *page)
@@ -53,11 +68,11 @@ def test_a_changed_digit_a_removed_output_and_an_exception_are_found_and_named(t
     done = subprocess.run(command, cwd=ROOT / "tools", capture_output=True, text=True, timeout=300)
     outcomes = json.loads(done.stdout.strip().split("\n")[-1])
     by_page = {name.removesuffix(".ipynb"): what for name, what in outcomes.items()}
-    differ = ("02_digit", "03_removed", "05_chart", "06_silent")
+    differ = ("02_digit", "03_removed", "05_chart", "06_silent", "09_picture", "11_lost")
     wrong = dict.fromkeys(differ, "differs in cell 1")
     assert by_page == dict.fromkeys(pages, "equal") | wrong | {"04_raises": "failed in cell 1"}
     for name, what in by_page.items():
-        assert re.search(rf"^  {name}\.ipynb .* of 8   {what}$", done.stdout, re.M), done.stdout
+        assert re.search(rf"^  {name}\.ipynb .* of 11   {what}$", done.stdout, re.M), done.stdout
     assert "0.3323" in done.stdout and "ZeroDivisionError" in done.stdout, "not shown"
 
 
