@@ -455,17 +455,20 @@ def empty_part(name, part):
     functions = {f"{name}.{key}": value for key, value in inside.items()} or {name: part}
     for path, function in functions.items():
         code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
-        if code and {step.opname for step in dis.get_instructions(code)} <= NOTHING:
+        steps = [*dis.get_instructions(code)] if code else []
+        if steps and {step.opname for step in steps} <= NOTHING and not any(
+                step.argval is not None for step in steps if step.opname.endswith("_CONST")):
             return path
     return None
 
 # %% ../notebooks/66_checks.ipynb #cc000044
 def answers(right, given):
-    """The check of an exercise: what its solution finds, and what a reader does (within 1%)."""
+    """The check of an exercise: its solution's, and a reader's (within 1 % or 0.001)."""
     for asked, answer in right.items():
         found = (given or {}).get(asked, ...)
         need(found is not ..., f"`{asked}` is still empty: write a number, True or False in place "
              "of the dots")
+        need(hasattr(found, "__float__"), f"`{asked}` is {found!r}: write a number, True or False")
         need(math.isclose(found, answer, rel_tol=0.01, abs_tol=1e-3), f"`{asked}` is not {found}: "
              "compute it in a cell of your own, and look again")
 

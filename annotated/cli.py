@@ -130,6 +130,9 @@ def _export(arguments):
     from annotated.training import checkpoints
     from annotated.translator import load
 
+    for given, needed in (("quantization", "ctranslate2"), ("report", "check")):
+        if getattr(options, given) and not getattr(options, needed):
+            raise ValueError(f"--{given} needs --{needed}: give both")
     if options.back:
         returned = hugging_face.import_from_hugging_face(options.back)
         checkpoints.save_checkpoint(options.out, returned.model, returned.tokenizer,
@@ -137,7 +140,7 @@ def _export(arguments):
         return 0
     lines = files.input_lines(options.check) if options.check else []
     sentences = list(islice(filter(str.strip, lines), options.limit))
-    if (options.check or options.report) and not sentences:
+    if options.check and not sentences:
         raise ValueError(f"--check {options.check} holds no sentences: give a file of them")
     if options.report:
         files.check_output(options.report)
@@ -218,7 +221,11 @@ def main(arguments=None):
             if len(words) < 2:
                 raise ValueError("--plugin names no module")
             sys.path.insert(0, "")
-            import_module(words[1])
+            try:
+                import_module(words[1])
+            except (ImportError, SyntaxError) as error:
+                raise ValueError(f"the plugin {words[1]} cannot be imported ({error}): give a "
+                                 "module of the current folder, without .py") from error
             words = words[2:]
         name, *rest = words or ["--help"]
         if name in ("-h", "--help"):

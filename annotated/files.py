@@ -47,13 +47,17 @@ def _part_of(path):
 
 # %% ../notebooks/80_files.ipynb #ffc4c3bc
 def check_output(path):
-    """Make the folder of a file that will be written later; OSError if it cannot be one."""
+    """Make the folder of a file that will be written later; OSError if it could not be written."""
     path = Path(path)
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder: give the name of a file")
     path.parent.mkdir(parents=True, exist_ok=True)
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise PermissionError(f"{path} cannot be written: give another name, or change its mode")
+    target = _replaceable(path)
+    needed = [path] * path.exists() + ([] if target is None else [target.parent])
+    for place in needed:
+        if not os.access(place, os.W_OK):
+            raise PermissionError(f"{place} cannot be written: give another name than {path}, or "
+                                  "change its mode")
 
 
 # %% ../notebooks/80_files.ipynb #ffc4c3s0
@@ -64,9 +68,9 @@ def _replaceable(path):
     except FileNotFoundError:
         return Path(os.path.realpath(path))
     target = Path(os.path.realpath(path))
-    plain = stat.S_ISREG(mode) and target.parts[1:2] not in (("dev",), ("proc",))
-    named = Path(os.path.abspath(path)).parts[1:2] not in (("dev",), ("proc",))
-    return target if plain and named else None  # /dev/stdout is a file after `> out`
+    places = (place.parts[1:3] for place in (target, Path(os.path.abspath(path))))
+    special = any(place[:1] in (("dev",), ("proc",)) and place[1:] != ("shm",) for place in places)
+    return target if stat.S_ISREG(mode) and not special else None  # /dev/stdout after `> out`
 
 # %% ../notebooks/80_files.ipynb #ffc4c3s1
 @contextlib.contextmanager

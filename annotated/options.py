@@ -15,7 +15,8 @@ import tyro
 from tyro.conf import OmitArgPrefixes, Positional, Suppress, arg
 
 # %% ../notebooks/79_options.ipynb #op000006
-_POSITIVE = "average attention_gain limit n_best sentences beam_sentences seeds steps".split()
+_POSITIVE = ("average attention_gain limit n_best sentences beam_sentences seeds steps timeout "
+             "max_length max_ratio").split()
 
 
 def read_options(form, command, arguments):
@@ -69,7 +70,7 @@ class Train:
 
     out: Path  # new folder for weights, configuration and tokenizer
     # toy, multi30k, tatoeba-en-de, tatoeba-en-fr, or a folder: with train, valid and test as .en
-    # and .de files (or other languages) or as .tsv, or one that `annotated prepare` made
+    # and .de files (or other languages), .tsv, .tmx or .parquet, or made by `annotated prepare`
     corpus: Positional[str] = "toy"
     # folder of a model to continue from: a checkpoint, or a Marian model in Hugging Face format
     start: Annotated[Path | None, arg(name="from")] = None
@@ -80,7 +81,7 @@ class Train:
     # words, bpe, wordpiece, sentencepiece, a SentencePiece file (.model), or a kind that a plugin
     # adds; by default words for toy and bpe for other corpora; a prepared folder brings its own
     tokenizer: str | None = None
-    # normalization of the text; saved with the tokenizer, and undone in the output
+    # normalization of the text, saved with the tokenizer; in the output Moses' tokens are joined
     normalize: tuple[Literal["lowercase", "punctuation", "moses"], ...] = ()
     builder: str = "transformer"  # function that builds the model: a name in BUILDERS
     device: str = "auto"  # cpu, cuda, cuda:1, mps …; auto: the first available of cuda, mps, cpu
@@ -139,7 +140,7 @@ class Prepare:
     max_length: int = 250  # maximum number of words, and then of tokens, in a sentence
     max_ratio: float = 3.0  # largest ratio of the lengths of source and target
     seed: int = 0  # seed of the random choices
-    # normalization of the text; saved with the tokenizer, and undone in the output
+    # normalization of the text, saved with the tokenizer; in the output Moses' tokens are joined
     normalize: tuple[Literal["lowercase", "punctuation", "moses"], ...] = ()
     copies: int = 0  # copies of each pair, each segmented anew by BPE-dropout; 0: no BPE-dropout
 
@@ -161,7 +162,7 @@ class Looking:
 class Clean:
     """Count the pairs of two parallel files that cleaning would leave out."""
 
-    source: Positional[Path]  # text, one sentence per line; may be compressed (.gz, .xz)
+    source: Positional[Path]  # text, one sentence per line; may be compressed (.gz, .xz, .zst)
     target: Positional[Path]  # its translation, line by line
     max_length: int = 250  # maximum number of words in a sentence
     max_ratio: float = 3.0  # largest ratio of the lengths of source and target

@@ -267,6 +267,8 @@ def parse(arguments):
         files.check_output(path)
     fast.keep_memory()
     check_beam(options.beam, options.alpha)
+    if options.extra < 0:
+        raise ValueError(f"--extra {options.extra}: give 0 or more")
     device = distributed.check_device(distributed.choose_device(options.device))
     treebank = load_treebank(options.treebank)
     pairs = {name: value if getattr(options, name) is None else getattr(options, name)

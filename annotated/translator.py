@@ -132,6 +132,8 @@ class Translator(Checkpoint):
         in_detail, device = n_best is not None or attention, next(self.model.parameters()).device
         n_best = 1 if n_best is None else n_best
         check_beam(beam, alpha, n_best)
+        if isinstance(sentences, str) or block < 1:
+            raise ValueError("stream takes a list of sentences, and a block of 1 or more")
         if in_detail and (engine, precision) != ("torch", "fp32"):
             raise ValueError("n_best and attention need engine torch and precision fp32: leave "
                              "engine and precision out")

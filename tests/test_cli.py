@@ -287,7 +287,9 @@ def test_the_command_counts_faults_in_two_files(capsys):
     "vary toy --out out --steps 0", "vary toy --out out --seeds -1",
     "vary toy --out out --sentences -1", "parse toy --out out --sentences -1",
     "parse toy --out out --beam-sentences 0", "export --out out --limit 0",
-    "train --out out --checkpoints c --average 0", "translate --n-best 0"])
+    "train --out out --checkpoints c --average 0", "translate --n-best 0",
+    "train toy --out out --timeout nan", "prepare toy out --vocab-size 300 --max-length 0",
+    "clean a b --max-ratio nan"])
 def test_numbers_that_mean_nothing_are_refused_at_once(line, capsys, tmp_path):
     command, *arguments = line.split()
     said = refused(command, arguments, capsys)
@@ -377,7 +379,8 @@ def test_export_passes_only_if_everything_agrees(checkpoint, capsys, monkeypatch
     ("--back checkpoint", "config.json: model_type=None cannot be imported"),
     ("checkpoint --check empty.txt", "holds no sentences"),
     ("checkpoint --check gone.txt", "gone.txt"),
-    ("checkpoint --report report.json", "--check None holds no sentences"),
+    ("checkpoint --report report.json", "--report needs --check: give both"),
+    ("checkpoint --quantization int8", "--quantization needs --ctranslate2: give both"),
 ])
 def test_export_says_what_is_wrong_in_one_line(checkpoint, line, message, capsys):
     save_checkpoint("bare", random_model())

@@ -6,6 +6,8 @@ import stat
 import subprocess
 import sys
 import tarfile
+import tempfile
+from pathlib import Path
 
 import pytest
 from publishing import PACK, left_over, special, tar
@@ -203,6 +205,14 @@ def test_a_plain_file_is_replaced_through_links_and_keeps_its_mode(tmp_path):
     write_text(link, "newer")
     assert target.read_text() == "newer" and stat.S_IMODE(target.stat().st_mode) == 0o640
     assert link.is_symlink() and left_over(tmp_path) == left_over(tmp_path / "far") == []
+
+
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="no /dev/shm here")
+def test_files_in_shared_memory_are_replaced():
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        for text in ("the first text", "another"):
+            write_text(Path(folder, "file"), text)
+        assert Path(folder, "file").read_text() == "another"
 
 
 def test_what_standard_output_held_before_stays(tmp_path):

@@ -183,6 +183,9 @@ def test_a_stream_holds_one_block_and_writes_the_same_with_any(folder):
     first = next(stream)
     assert len(read) == 4
     assert [first, *stream] == translator.translate(lines, beam=1)
+    for sentences, block in (("a cat", 4), (["a cat"], 0)):
+        with pytest.raises(ValueError, match="a list of sentences, and a block of 1 or more"):
+            next(translator.stream(sentences, block=block))
 
 
 def test_output_file_appears_whole_or_not_at_all(folder, tmp_path, monkeypatch):

@@ -143,6 +143,8 @@ def attention_lines(weights, keys, queries, query=None, title=None, ax=None, key
             raise ValueError(f"query {query!r} occurs {times} times among the queries: give its "
                              "index")
         query = queries.index(query)
+    if query is not None and not -rows <= query < rows:
+        raise ValueError(f"query {query} is no index of {rows} queries")
     shown = range(rows) if query is None else [range(rows)[query]]
     ax = new_axes(ax, 4.6, 0.27 * max(rows, columns) + 0.9)
     table = [(head + 1, i, queries[i], j, keys[j], float(panel[i, j]))

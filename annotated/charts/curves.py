@@ -31,9 +31,11 @@ def lines_chart(series, x=None, x_label="", y_label="", log_x=False, log_y=False
 
     `x` serves all lines (default 1, 2, …); `markers` shows the points (None: up to 20 of them);
     `bands`: name -> (low, high) shades a range. Returns the axes. Raises ValueError when lengths
-    differ.
+    differ, or without a line.
     """
     pairs = _series(series, x)
+    if not pairs:
+        raise ValueError("series is empty: give at least one line")
     ax = new_axes(ax, 6.3, 3.5)
     for i, (name, (xs, ys)) in enumerate(pairs.items()):
         colour, points = CYCLE[i % len(CYCLE)], len(xs) <= 20 if markers is None else markers
@@ -64,7 +66,7 @@ def training_chart(log, title=None, ax=None, fields=None):
     names = list(dict.fromkeys(name for row in log for name in row))
     series = {}
     for name in fields or [name for name in names if name.endswith("loss")]:
-        rows = [row for row in log if row.get(name) is not None]
+        rows = [row for row in log if row.get(name) is not None and "step" in row]
         if not rows:
             raise ValueError(f"log has the columns {names}, but no {name!r}")
         series[name.replace("_", " ")] = [row["step"] for row in rows], [row[name] for row in rows]

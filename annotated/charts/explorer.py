@@ -34,6 +34,8 @@ def _per_layer(tokens, weights, axis, name):
     """Return {layer: tokens} from one list or a dict of lists, checked against the weights."""
     given = tokens if isinstance(tokens, dict) else dict.fromkeys(weights, tokens)
     given = {as_text(layer): those for layer, those in given.items()}
+    if missing := weights.keys() - given.keys():
+        raise ValueError(f"{name} lack the layers {', '.join(sorted(missing))}")
     return {layer: as_tokens(given[layer], array.shape[axis], name, f"weights of {layer!r} have")
             for layer, array in weights.items()}
 
@@ -164,6 +166,8 @@ def decode_stepper(output, top_tokens, source, cross, beams=None, title=None, st
     weights = as_layers(cross)
     output = as_tokens(output, len(output), "output", "the output has")
     top_tokens, beams = _candidates(output, top_tokens, beams)
+    if not 1 <= start <= len(output):
+        raise ValueError(f"start={start} is no step of {len(output)}")
     keys = _per_layer(source, weights, 2, "source tokens")
     queries = _per_layer(output, weights, 1, "output tokens")
     bars, held = _replay_panels(top_tokens, beams)

@@ -102,18 +102,21 @@ def _figure_part(figure):
 
 # %% ../../notebooks/95_charts_export.ipynb #ch4rtp01
 def chart_page(charts, title=None):
-    """Charts, {heading: figure or Altair chart}, as the text of one self-contained HTML page.
+    """Charts, {heading: axes, figure or Altair chart}, as the text of a self-contained HTML page.
 
-    title: of the page, also shown at its top; by default that of the first chart.
+    title: of the page, also shown at its top; by default that of the first chart. ValueError if
+    there is no chart.
     """
+    if not charts:
+        raise ValueError("charts is empty: give at least one axes, figure or Altair chart")
     body, scripts, first = [f"<h1>{html.escape(title)}</h1>"] if title else [], [], title
     for number, (heading, chart) in enumerate(charts.items()):
         if hasattr(chart, "to_dict"):
             name, markup, script = _altair_part(chart, f"chart{number or ''}")
             scripts.append(script)
         else:
-            make_literal(chart)  # titles that were set after the drawing too
-            name, markup = _figure_part(chart)
+            make_literal(chart.figure)  # titles that were set after the drawing too
+            name, markup = _figure_part(chart.figure)
         first = first or name
         body += [f"<h2>{html.escape(heading)}</h2>"] * bool(heading) + [markup]
     return _page(first, "".join(body), [_vega(), *scripts] if scripts else ())

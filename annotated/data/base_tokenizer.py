@@ -50,8 +50,8 @@ class Vocabulary:
 class Tokenizer(Vocabulary, ABC):
     """Text to ids and back (section 5.1), with one vocabulary for both languages.
 
-    Ids 0 to 3 are PAD, BEGIN, END and UNKNOWN. They never come out of text: whatever a sentence
-    holds, `<pad>` or `</s>` included, is ordinary text. `encode` adds neither BEGIN nor END.
+    Ids 0 to 3 are PAD, BEGIN, END and UNKNOWN. The first three never come out of text: whatever a
+    sentence holds, `<pad>` or `</s>` included, is ordinary text. `encode` adds no BEGIN and no END.
     `normalizer` is the form of the training text, into which `encode` brings every text.
     """
 
@@ -78,7 +78,7 @@ class Tokenizer(Vocabulary, ABC):
     def fit_corpus(cls, corpus, vocab_size, normalizer):
         """A tokenizer learnt from a `Corpus`, as `annotated train --tokenizer` asks for it."""
         if not hasattr(cls, "fit"):
-            raise NotImplementedError(f"{cls.__name__} has no fit_corpus: write one, or a fit")
+            raise ValueError(f"{cls.__name__} cannot be learnt from a corpus: it has no fit")
         return cls.fit(corpus.train, vocab_size, normalizer=normalizer)
 
     def for_training(self, pairs, seed=0):

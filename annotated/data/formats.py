@@ -35,6 +35,7 @@ def read_pairs(source_path, target_path, members=(None, None), errors="strict"):
 # %% ../../notebooks/71_formats.ipynb #134e8fbf
 _QUOTED = re.compile('"(?:[^"]|"")*"')  # a cell as spreadsheets write it
 _TITLES = {"source", "target", "src", "tgt", "trg", "id", "text", "sentence", "translation"}
+_NUMBER = re.compile(r"[-+]?\d+([.,]\d+)?(e[-+]?\d+)?", re.IGNORECASE)
 
 
 def _table_rows(path, member):
@@ -52,15 +53,18 @@ def read_table(path, columns=("source", "target"), chosen=None, member=None):
     columns: what the columns with text hold, from the left, unless the first line names them;
     chosen: two of these names, the source first; the first two if not given; member: the name of
     the table in an archive. Columns of numbers do not count. ValueError for a line with too few
-    cells.
+    cells, or if the first line names other columns.
     """
     chosen, rows = chosen or columns[:2], _table_rows(path, member)
     titles = [cell.strip().lower() for cell in rows[0]]
     named = all(name.lower() in titles for name in chosen)
     first = int(named or set(titles) <= _TITLES | {name.lower() for name in columns})
+    if not (named or first) and any(name.lower() in titles for name in chosen):
+        raise ValueError(f"{path}: the first line names {', '.join(titles)}, and not both of "
+                         f"{' and '.join(chosen)}")
     rows = rows[first:]
-    numbers = {place for place in range(len(titles))
-               if rows and all(cell.isdecimal() for row in rows for cell in row[place : place + 1])}
+    numbers = {place for place in range(len(titles)) if rows and all(
+        _NUMBER.fullmatch(cell) for row in rows for cell in row[place : place + 1])}
     texts = [place for place in range(max(map(len, rows), default=0)) if place not in numbers]
     places = ([titles.index(name.lower()) for name in chosen] if named else
               [dict(enumerate(texts)).get(columns.index(name), 1 << 30) for name in chosen])

@@ -23,10 +23,9 @@ def clean_text(text):
     """The text in NFC, every Unicode space a space, without what cannot be seen."""
     if text.isascii() and text.isprintable():
         return text
-    text = unicodedata.normalize("NFC", text)
     for pattern, replacement in CLEANING:
         text = re.sub(pattern, replacement, text)
-    return text
+    return unicodedata.normalize("NFC", text)  # at the end: what was removed may part an accent
 
 
 def is_blank(text):

@@ -117,7 +117,7 @@ def write_encoded(pairs, tokenizer, folder, source_language="en", target_languag
 # %% ../../notebooks/83_prepared.ipynb #656982ba
 @dataclass(frozen=True)
 class PrepareOptions:
-    """Settings for encoding a corpus (section 5.1); ValueError for copies that cannot be made."""
+    """Settings for encoding a corpus (section 5.1); ValueError for a bad share or copies."""
 
     vocab_size: int  # pieces of the joint vocabulary
     model: str = "bpe"  # how they are learnt: "bpe", "wordpiece" or a kind in TOKENIZERS
@@ -131,6 +131,8 @@ class PrepareOptions:
     def __post_init__(self):
         if not 0 <= self.copies <= (1000 if self.model == "bpe" else 0):
             raise ValueError(f"copies={self.copies} is invalid: give 0 to 1000, and only with bpe")
+        if not 0 < self.share <= 1:
+            raise ValueError(f"share={self.share} is invalid: give a number above 0, at most 1")
 
 # %% ../../notebooks/83_prepared.ipynb #29abb700
 @dataclass
@@ -214,8 +216,8 @@ def prepare_corpus(name, folder, vocab_size, *, root=None, source_language=None,
     """Clean a corpus, learn its vocabulary, encode it into a new folder; returns what it wrote.
 
     vocab_size, options: as in `PrepareOptions`; root and languages: as for `load_corpus`;
-    show_progress: show bars with the remaining time and disk space. A folder that was made with the
-    same arguments from the same files is loaded, another one is a ValueError. One of several
+    show_progress: show bars with the time left, and the bytes written. A folder that was made with
+    the same arguments from the same files is loaded, another one is a ValueError. One of several
     processes prepares; the others wait.
     """
     folder, options = Path(folder), PrepareOptions(vocab_size, **options)

@@ -30,7 +30,7 @@ def _learn(pairs, vocab_size, model, lowercase):
             sentence_iterator=texts, model_writer=written, vocab_size=vocab_size, model_type=model,
             normalization_rule_name="nmt_nfkc_cf" if lowercase else "nmt_nfkc", byte_fallback=True,
             hard_vocab_limit=False, pad_id=0, bos_id=1, eos_id=2, unk_id=3, minloglevel=2)
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         raise ValueError(f"SentencePiece learns no {model} model of {vocab_size} pieces from these "
                          f"pairs ({error})") from error
     return written.getvalue()
@@ -76,6 +76,8 @@ class SentencePieceTokenizer(Tokenizer):
         if normalizer.punctuation or normalizer.moses:
             raise ValueError("SentencePiece normalises by its own rules: leave punctuation and "
                              "moses out, only lowercase is possible")
+        if model not in ("unigram", "bpe"):
+            raise ValueError(f"model={model!r} is invalid: give unigram or bpe")
         tokenizer = cls(_learn(pairs, vocab_size, model, normalizer.lowercase))
         tokenizer.normalizer = normalizer
         return tokenizer

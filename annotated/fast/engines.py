@@ -141,34 +141,34 @@ def _seconds(engine, sources):
 
 
 def _measured(saved, precision, sources):
-    """({engine: its seconds per sentence}, {engine: why it cannot be taken})."""
-    seconds, reasons = {}, {}
+    """({engine: seconds per sentence}, {engine: why it cannot be taken}, whether that lasts)."""
+    seconds, reasons, lasts = {}, {}, True
     for name, make in ENGINES.items():
         try:
             engine = make(saved, precision)
         except (ImportError, ValueError) as error:
-            reasons[name] = str(error)
+            reasons[name], lasts = str(error), lasts and isinstance(error, ValueError)
             continue
         if apart(engine, saved, sources) <= TOLERANCE[precision]:
             seconds[name] = _seconds(engine, sources)
         else:
-            reasons[name] = "it computes another model"
-    return seconds, reasons
+            reasons[name], lasts = "it computes another model", False
+    return seconds, reasons, lasts
 
 # %% ../../notebooks/91_engines.ipynb #en00012c
 def quickest_engine(saved, precision, sources):
     """The name of the quickest engine for a model on this machine; standard error says why.
 
-    The measured times are kept in the data folder, unless an engine could not be tried, because
-    its package may be installed later. ValueError if no engine computes the model.
+    The measured times are kept in the data folder, unless an engine is left out for a reason that
+    may pass, such as a missing package. ValueError if no engine computes the model.
     """
     path = _kept_as(saved.model, f"seconds-{precision}").with_suffix(".json")
     machine = describe_machine(next(saved.model.parameters()).device)
     kept, reasons = read_json(path) if path.is_file() else {}, {}
     if kept.get("machine") != machine:
-        seconds, reasons = _measured(saved, precision, sources)
+        seconds, reasons, lasts = _measured(saved, precision, sources)
         kept = {"machine": machine, "seconds": seconds}
-        if not reasons:
+        if seconds and lasts:
             files.write_json(path, kept)
     times = {name: f"{1000 * value:.2g} ms per sentence" for name, value in kept["seconds"].items()}
     facts = "; ".join(f"{name}: {fact}" for name, fact in {**times, **reasons}.items())

@@ -34,7 +34,7 @@ def _normalizers(tokenizer):
     form = tokenizer.normalizer
     cleaning = [normalizers.Replace(Regex(old), new) for old, new in CLEANING]
     marks = [normalizers.Replace(chr(mark), other) for mark, other in form.table.items()]
-    return [normalizers.NFC(), *cleaning, *marks, *[normalizers.Lowercase()] * form.lowercase]
+    return [*cleaning, normalizers.NFC(), *marks, *[normalizers.Lowercase()] * form.lowercase]
 
 # %% ../../notebooks/64_hf_tokenizers.ipynb #09361e02
 GLUE = (  # what `join_words` takes out, as far as a file can say it: (where, what takes its place)
@@ -123,7 +123,7 @@ def book_tokenizer(folder):
             tokenizer = SubwordTokenizer(pieces, model.get("merges", []), model["type"].lower())
         tokenizer.normalizer = Normalizer(**saved | {"languages": tuple(saved["languages"])})
         again = json.loads(library_form(tokenizer).to_str())
-        for part in ("model", "normalizer", "pre_tokenizer"):
+        for part in ("model", "normalizer", "pre_tokenizer", "post_processor", "decoder"):
             if form.get(part) != again[part]:
                 raise ValueError(f"another {part} than a tokenizer of this library has")
     except OSError:  # its message names the file

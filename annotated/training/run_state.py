@@ -39,6 +39,7 @@ def run_facts(model, config, pairs, tokenizer=None):
         for part in [split.digest] if hasattr(split, "digest") else map(repr, split):
             digest.update(part.encode())
     training = {name: value for name, value in config.facts().items() if name not in free}
+    training |= {} if config.schedule == "noam" else {"steps": config.steps}  # on which it depends
     built = {} if (name := builder_of(model)) == "transformer" else {"builder": name}
     return {"vocabulary": tokenizer and tokenizer.digest(), "model": asdict(model.config) | built,
             "training configuration": training, "corpus": digest.hexdigest()}

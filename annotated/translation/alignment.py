@@ -15,11 +15,14 @@ def links_from_attention(weights: Float[Tensor, "m n"], source_length=None, targ
 
     weights: (target, source), rows numbered by the token they predict. source_length,
     target_length: real tokens; columns and rows after them (end token, padding) are left out. Of
-    equal weights the first wins. ValueError for a wrong shape, or NaN.
+    equal weights the first wins. ValueError for a wrong shape or length, or NaN.
     """
     if weights.dim() != 2:
         raise ValueError(f"weights have shape {tuple(weights.shape)}: "
                          "give (target, source) of one sentence and one head, or of their mean")
+    columns = weights.shape[1] if source_length is None else source_length
+    if columns < 1 or (target_length or 0) < 0:
+        raise ValueError(f"{columns} source and {target_length} target tokens: give 1 or more")
     weights = weights[:target_length, :source_length]
     if weights.isnan().any():
         raise ValueError("weights hold NaN: look for a row that may attend to nothing")

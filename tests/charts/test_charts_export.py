@@ -41,6 +41,13 @@ def test_what_has_no_numbers_has_no_table():
     with pytest.raises(ValueError, match="of Altair charts only those with records as data"):
         theme.table({"mark": "point"})
     assert "<table>" not in chart_page({"": plt.figure()})
+    with pytest.raises(ValueError, match="charts is empty"):
+        chart_page({})
+
+
+def test_axes_stand_for_their_figure():
+    axes = charts.bars_chart({"a": 1.0})
+    assert chart_page({"": axes}) == chart_page({"": axes.figure})
 
 
 # ---- hostile tokens

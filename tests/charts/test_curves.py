@@ -21,6 +21,8 @@ def test_lines_chart_draws_the_points_given():
     assert len(looks) == 2 and len(ax.collections) == 1
     with pytest.raises(ValueError, match="same first dimension"):
         charts.lines_chart({"a": [1, 2, 3]}, x=[1, 2])
+    with pytest.raises(ValueError, match="series is empty: give at least one line"):
+        charts.lines_chart({})
 
 
 def test_training_chart_draws_the_losses_and_skips_gaps():

@@ -109,11 +109,13 @@ def test_a_bad_first_download_is_no_digest_to_hold_to(publisher, tmp_path, name,
         with zipfile.ZipFile(packed, "w") as file:
             file.writestr("member", text)
     elif name in ("a.tar", "a.tgz"):
-        packed.write(tar({"member": text}, "w" if name == "a.tar" else "w:gz"))
+        members = {"member": text, "other": text}
+        packed.write(tar(members, "w" if name == "a.tar" else "w:gz"))
     else:
         packed.write({"a.gz": gzip.compress, "a.xz": lzma.compress}[name](text))
     good = packed.getvalue()
-    middle = len(good) // 2 if name != "a.tar" else 3  # a plain tar has sums of its headers alone
+    # a plain tar has sums of its headers alone
+    middle = 3 if (name, damage) == ("a.tar", "flipped") else len(good) // 2
     publisher.files[f"/{name}"] = {"login": LOGIN, "cut": good[:middle], "flipped": good[:middle]
                                    + bytes([good[middle] ^ 255]) + good[middle + 1:]}[damage]
     message = rf"{name}: what was downloaded is no complete \.\w+ file .* removed"

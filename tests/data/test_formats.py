@@ -47,6 +47,11 @@ def test_a_table_keeps_two_columns_and_names_a_bad_line(tmp_path):
     (tmp_path / "t.tsv").write_bytes("a\tä\tmore\nb\tß\n".encode())
     assert read_table(tmp_path / "t.tsv") == [("a", "ä"), ("b", "ß")]
     assert read_table(tmp_path / "t.tsv", ("en", "de"), ("de", "en")) == [("ä", "a"), ("ß", "b")]
+    (tmp_path / "n.tsv").write_bytes(b"en\tde\tscore\na\tb\t-0.98\nc\td\t1e-3\n")
+    with pytest.raises(ValueError, match=r"names en, de, score, and not both of fr and de"):
+        read_table(tmp_path / "n.tsv", ("de", "fr"), ("fr", "de"))
+    (tmp_path / "n.tsv").write_bytes(b"-0.98\ta\tb\n1e-3\tc\td\n")
+    assert read_table(tmp_path / "n.tsv") == [("a", "b"), ("c", "d")]
     (tmp_path / "bad.tsv").write_bytes(b"a\tb\nno tab\n")
     with pytest.raises(ValueError, match=r"bad\.tsv, line 2: 1 column"):
         read_table(tmp_path / "bad.tsv")

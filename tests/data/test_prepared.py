@@ -262,10 +262,11 @@ def test_copies_are_cut_anew_and_say_the_same(corpus, tmp_path):
 
 
 @pytest.mark.parametrize("wrong",
-                         [{"copies": -1}, {"copies": 1001}, {"copies": 2, "model": "wordpiece"}])
-def test_copies_that_cannot_be_made_are_named_before_anything_is_read(wrong, tmp_path):
-    with pytest.raises(ValueError,
-                       match=f"copies={wrong['copies']} is invalid: give 0 to 1000"):
+                         [{"copies": -1}, {"copies": 1001}, {"copies": 2, "model": "wordpiece"},
+                          {"share": 0.0}, {"share": 7.0}, {"share": float("nan")}])
+def test_options_that_cannot_be_honoured_are_named_before_anything_is_read(wrong, tmp_path):
+    (name, value), *_ = wrong.items()
+    with pytest.raises(ValueError, match=f"{name}={value} is invalid: give "):
         prepare_corpus("nothing", tmp_path / "p", 600, **wrong)
     assert not list(tmp_path.iterdir())
 

@@ -17,7 +17,7 @@ def test_links_are_the_largest_weight_of_each_row():
 
 @pytest.mark.parametrize("weights, message", [
     (torch.ones(2, 3, 3), r"weights have shape \(2, 3, 3\): give \(target, source\)"),
-    (torch.full((1, 2), torch.nan), "weights hold NaN"),
+    (torch.full((1, 2), torch.nan), "weights hold NaN"), (torch.ones(2, 0), "0 source and None"),
 ])
 @pytest.mark.usefixtures("unenforced")
 def test_weights_that_will_not_do(weights, message):

@@ -24,11 +24,11 @@ const UNSEEN = new RegExp("[\\x00-\\x08\\x0e-\\x1b\\x7f-\\x84\\x86-\\x9f\\xad\\u
   + "\\u{e0000}-\\u{e007f}]", "gu");
 
 /**
- * A text in NFC, every Unicode space a space, without what cannot be seen: `clean_text` of
+ * A text without what cannot be seen, every Unicode space a space, in NFC: `clean_text` of
  * annotated.data.normalization (page 77).
  */
 function cleanText(text) {
-  return text.normalize("NFC").replace(CODES, "").replace(UNSEEN, "").replace(SPACES, " ");
+  return text.replace(CODES, "").replace(UNSEEN, "").replace(SPACES, " ").normalize("NFC");
 }
 
 /** The words and marks of a text, in order. */
