@@ -32,10 +32,16 @@ RESULT = ROOT / "results" / "mutation_score.json"
 KNOWN = tomllib.loads((ROOT / "tools" / "mutation_score.toml").read_text(encoding="utf-8"))
 MODULES = {module: path for module, path in sorted(modules().items())
            if "def " in path.read_text(encoding="utf-8")}
-# The file of its page guards a module, and for some those files of tests/ that KNOWN lists.
+# The file of its page guards a module, and for some those that KNOWN lists.
 TESTS = {module: page_tests(path) for path in pages() if (module := module_of(path))}
 # the sample: the share of a module's mutants, the least number of them, and the seed
 SHARE, MINIMUM, SEED = 0.015, 6, 0
+
+
+def others(module):
+    """Return the files that guard a module besides that of its page: tests, and pages."""
+    return [*(f"tests/{name}.py" for name in KNOWN["also_tested_by"].get(module, ())),
+            *(f"notebooks/{name}.ipynb" for name in KNOWN["shown_on"].get(module, ()))]
 
 
 def mutants(module):
@@ -71,11 +77,10 @@ def run_tests(module, text):
             elif entry.name not in (".git", ".venv", "_build"):
                 (copy / entry.name).symlink_to(entry)
         (copy / MODULES[module].relative_to(ROOT)).write_text(text, encoding="utf-8")
-        others = [f"tests/{name}.py" for name in KNOWN["also_tested_by"].get(module, ())]
         variables = {**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1",
                      "TOKENIZERS_PARALLELISM": "false"}
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m",
-                   "not long", TESTS[module], *others]
+                   "not long", "--nbval", TESTS[module], *others(module)]
         try:
             done = subprocess.run(command, cwd=copy, env=variables, capture_output=True,
                                   timeout=900)
@@ -111,8 +116,7 @@ def explanation(module, was, now):
 
 def measured(module, row):
     """Whether neither the module nor its tests have changed since the row was measured."""
-    others = [f"tests/{name}.py" for name in KNOWN["also_tested_by"].get(module, ())]
-    guarded = [str(MODULES[module].relative_to(ROOT)), TESTS[module], *others]
+    guarded = [str(MODULES[module].relative_to(ROOT)), TESTS[module], *others(module)]
     return subprocess.run(["git", "diff", "--quiet", row["revision"], "--", *guarded],
                           cwd=ROOT, capture_output=True).returncode == 0
 
