@@ -185,7 +185,7 @@ def learned():
     treebank = Treebank("small grammar", bank[:800], test[:10], test)
     vocabulary = ParsingVocabulary.fit(treebank.train)
     config = TransformerConfig(len(vocabulary), N=1, d_model=64, d_ff=128, h=2, dropout=0.0)
-    training = TrainingConfig(steps=800, max_tokens=300, warmup=80, factor=0.5,
+    training = TrainingConfig(steps=800, max_tokens=600, warmup=80, factor=0.5,
                               validate_every=800, label_smoothing=0.0)
     model, log, left_out = parsing.train_parser(treebank, vocabulary, config, training, False)
     assert left_out == 0 and log[-1]["step"] == 800
@@ -202,8 +202,9 @@ def test_c30_the_unchanged_transformer_learns_trees_of_shapes_it_never_saw(learn
     copied, right = (bracket_f1(map(parser(treebank.train), words), treebank.test)
                      for parser in (readers.nearest_copy, readers.right_branching))
     assert copied.exact_match == right.exact_match == 0  # no shape is there to be copied
-    assert ours.exact_match > 40 and ours.precision > 95
-    assert ours.f1 > copied.f1 + 10 and ours.f1 > right.f1 + 10
+    # of four seeds: exact 72 to 92, precision 100, F1 80 to 95; copied trees have F1 47
+    assert ours.exact_match > 50 and ours.precision > 95
+    assert ours.f1 > copied.f1 + 20 and ours.f1 > right.f1 + 20
 
 
 @pytest.fixture
