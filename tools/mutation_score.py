@@ -66,7 +66,7 @@ def mutants(module):
 
 
 def run_tests(module, text):
-    """Run the tests of a module with this text; returns "killed", "survived" or "timeout"."""
+    """Return whether the tests of a module fail with this text, or do not end."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder).resolve()
         # package, experiments, tests and tools are copies, all else links
@@ -82,34 +82,31 @@ def run_tests(module, text):
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m",
                    "not long", "--nbval", TESTS[module], *others(module)]
         try:
-            done = subprocess.run(command, cwd=copy, env=variables, capture_output=True,
-                                  timeout=900)
+            return subprocess.run(command, cwd=copy, env=variables, capture_output=True,
+                                  timeout=900).returncode != 0
         except subprocess.TimeoutExpired:
-            return "timeout"
-        return "survived" if done.returncode == 0 else "killed"
+            return True
 
 
 def score(module):
     """Return the counts of a module's sample, and its survivors."""
-    if run_tests(module, MODULES[module].read_text(encoding="utf-8")) != "survived":
+    if run_tests(module, MODULES[module].read_text(encoding="utf-8")):
         raise SystemExit(f"the tests of {module} fail without any change: repair them first")
     total, shuffled = mutants(module)
     sample = list(islice(shuffled, max(MINIMUM, math.ceil(SHARE * total))))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        outcomes = list(pool.map(lambda mutant: run_tests(module, mutant[2]), sample))
-    survivors = [{"module": module, "outcome": outcome, "was": was, "now": now}
-                 for (was, now, _), outcome in zip(sample, outcomes, strict=True)
-                 if outcome != "killed"]
-    counts = {name: outcomes.count(name) for name in ("killed", "survived", "timeout")}
-    return {"mutants": total, "run": len(outcomes), **counts}, survivors
+        killed = list(pool.map(lambda mutant: run_tests(module, mutant[2]), sample))
+    survivors = [{"module": module, "was": was, "now": now}
+                 for (was, now, _), noticed in zip(sample, killed, strict=True) if not noticed]
+    return {"mutants": total, "run": len(killed), "killed": sum(killed)}, survivors
 
 
-def explanation(module, was, now):
-    """Return {"kind", "why"} of a survivor, from the first entry of tools/mutation_score.toml that
-    matches.
-    """
+def explanation(survivor):
+    """Return {"kind", "why"} from the first entry of tools/mutation_score.toml that matches."""
+    module = survivor["module"]
     for entry in KNOWN["survivor"]:
-        if module in entry.get("modules", [module]) and entry["was"] in was and entry["now"] in now:
+        if module in entry.get("modules", [module]) and all(
+                entry[side] in survivor[side] for side in ("was", "now")):
             return {"kind": entry["kind"], "why": entry["why"]}
     return {"kind": "unexamined", "why": ""}
 
@@ -123,10 +120,8 @@ def measured(module, row):
 
 def keep(rows, survivors):
     """Write the rows of all modules that have been measured, with their sums."""
-    total = {key: sum(row[key] for row in rows.values())
-             for key in ("mutants", "run", "killed", "survived", "timeout")}
-    survivors = [{**survivor, **explanation(*(survivor[key] for key in ("module", "was", "now")))}
-                 for survivor in survivors]
+    total = {key: sum(row[key] for row in rows.values()) for key in ("mutants", "run", "killed")}
+    survivors = [survivor | explanation(survivor) for survivor in survivors]
     equivalent = sum(survivor["kind"] == "equivalent" for survivor in survivors)
     shares = [round(100 * total["killed"] / (total["run"] - excluded), 1)
               for excluded in (0, equivalent)]
