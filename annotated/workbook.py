@@ -264,6 +264,8 @@ def read_parts(folder):
     The first holds all definitions of the pages, linked to each other: the workbook's where they
     pass their check, the library's elsewhere.
     """
+    if not any(Path(folder).glob("*.ipynb")):
+        raise ValueError(f"{folder} holds no notebooks: give the folder of a workbook")
     parts, faults = {}, {}
     for page, module in PAGES.items():
         space, written = {"__name__": f"annotated.{module}"}, {}

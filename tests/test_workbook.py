@@ -222,6 +222,8 @@ def test_the_teachers_table_agrees_with_the_path_and_the_exercises():
 
 def test_parts_that_pass_are_linked_and_the_library_s_take_the_place_of_others(tmp_path):
     inverted = "def padding_mask(ids, pad_id=0):\n    return ids == pad_id"
+    with pytest.raises(ValueError, match="holds no notebooks: give the folder of a workbook"):
+        read_parts(tmp_path)
     write(tmp_path / "06_masking.ipynb", MASK.format("tril"), inverted)
     imports = "from annotated.model.attention import DotProductAttention"
     write(tmp_path / "02_multi_head.ipynb", imports)
