@@ -30,12 +30,14 @@ MODELS = {  # name: the folder of the trained model, its file of results, and wh
         "command": "experiments/treebanks.sh craft", "license": "cc-by-3.0", "language": "en",
         "data": "the trees of CRAFT's open-access articles (annotations CC BY 3.0; the articles' "
                 "own terms in its ATTRIBUTION), https://github.com/UCDenver-ccp/CRAFT"}),
-    "multi30k": ("_build/multi30k_record/published.seed0", "multi30k_record.jsonl", {
+    "multi30k": ("_build/multi30k_record/taught-by-one.seed0", "multi30k_record.jsonl", {
         "purpose": "English captions to German, both lower-cased, in Moses tokens (page 19)",
-        "command": "experiments/multi30k_record.sh", "license": "other", "language": "[en, de]",
+        "command": "teachers=published experiments/multi30k_record.sh taught-by-one "
+                   "--attention-gain 0.70710678 --patience 0 --precision fp32 --steps 4640",
+        "license": "other", "language": "[en, de]",
         "data": "the 29,000 pairs of Multi30k's training split, "
-                "https://github.com/multi30k/dataset, which names no licence: "
-                "for research and education"}),
+                "https://github.com/multi30k/dataset, which names no licence (for research and "
+                "education), and translations of their English side by one model trained on them"}),
     "newstest": ("_build/newstest/model", "newstest/test.json", {
         "purpose": "English news to German (pages 19, 20, 25)",
         "command": "experiments/newstest.sh", "license": "other", "language": "[en, de]",
@@ -64,21 +66,21 @@ rounding moved no weight by more than {moved:.1e}.
 """
 
 
-def load_result(path):
-    """Return the result of the run that a model comes from: in a file of many, that of row
-    "published" and seed 0.
+def load_result(path, folder):
+    """Return the result of the run that a model comes from: in a file of many, that of the row and
+    the seed which name its folder.
     """
     if path.suffix == ".json":
         return read_json(path)
-    first = ("published", 0, "test")
+    row, _, seed = Path(folder).name.partition(".seed")
     return next(run for run in read_json_lines(path)
-                if (run["row"], run["training_seed"], run["split"]) == first)
+                if (run["row"], run["training_seed"], run["split"]) == (row, int(seed), "test"))
 
 
 def keep(name, place=FOLDER, root=CHECKOUT):
     """Write the model `name` into `place`; raises a ValueError if it is too large."""
     folder, results, figures = MODELS[name]
-    machine = load_result(root / "results" / results)["machine"]
+    machine = load_result(root / "results" / results, folder)["machine"]
     saved = load_checkpoint(root / folder)
     weights = saved.model.state_dict().values()
     moved = max((weight.half() - weight).abs().max().item() for weight in weights)

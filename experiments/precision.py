@@ -57,7 +57,7 @@ def main(folder, out, model):
         "data": "Multi30k English to German, val, as scored",
         "model": f"{model}: {config.N} + {config.N} layers of width {config.d_model}",
         **measure(saved, pairs), "machine": describe_machine(),
-        "command": "python experiments/precision.py", **provenance()})
+        "command": f"python experiments/precision.py {folder} {out} {model}", **provenance()})
 
 
 if __name__ == "__main__":

@@ -50,8 +50,8 @@ def test_kept_models_are_small_can_be_loaded_and_have_a_card():
     assert max(sizes) <= keep.MAX_BYTES and sum(sizes) <= keep.MAX_TOTAL_BYTES
     for folder in folders:
         saved, card = load_checkpoint(folder), (folder / "README.md").read_text(encoding="utf-8")
-        _, result, figures = keep.MODELS[folder.name]
-        facts = keep.load_result(ROOT / "results" / result)
+        trained, result, figures = keep.MODELS[folder.name]
+        facts = keep.load_result(ROOT / "results" / result, trained)
         assert saved.info["log"] == facts["log"]
         assert saved.info["training"] == facts["training"]
         assert asdict(saved.model.config) == facts["model"]
