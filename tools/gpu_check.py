@@ -14,7 +14,6 @@ import contextlib
 import json
 import math
 import os
-import platform
 import random
 import resource
 import signal
@@ -96,7 +95,7 @@ def train_steps(device, folder=None, dropout=0.0, **options):
 def versions(device, folder):
     """Return versions and GPUs, and why the device cannot be used, if so."""
     gpus = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
-    facts = {"Python": platform.python_version(), "PyTorch": torch.__version__,
+    facts = {"Python": sys.version.split()[0], "PyTorch": torch.__version__,
              "built for CUDA": torch.version.cuda,
              "GPUs": [torch.cuda.get_device_name(i) for i in gpus],
              "memory": [torch.cuda.get_device_properties(i).total_memory for i in gpus],

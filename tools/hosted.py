@@ -21,24 +21,20 @@ if "google.colab" in sys.modules:
     sys.path.insert(0, "/content/book")"""
 
 
-def repository():
-    """Return the GitHub repository of this site, "owner/name", or None."""
-    return os.environ.get("GITHUB_REPOSITORY") or None
-
-
 def link(path):
     """Return Markdown that opens the copy of a page on Colab; empty without a repository."""
-    if repository() is None:
+    if not (repository := os.environ.get("GITHUB_REPOSITORY")):
         return ""
-    address = f"{repository()}/blob/{BRANCH}/notebooks/{path.name}"
+    address = f"{repository}/blob/{BRANCH}/notebooks/{path.name}"
     return f" · [Open in Colab](https://colab.research.google.com/github/{address})"
 
 
 def write(paths, folder):
     """Write copies of pages with the cell for Colab into `folder`, if there is a repository."""
-    for path in paths if repository() else ():
+    repository = os.environ.get("GITHUB_REPOSITORY")
+    for path in paths if repository else ():
         notebook = nbformat.read(path, as_version=4)
-        cell = nbformat.v4.new_code_cell(CELL.format(repository=repository()), id="colab")
+        cell = nbformat.v4.new_code_cell(CELL.format(repository=repository), id="colab")
         notebook.cells.insert(1, cell)
         folder.mkdir(exist_ok=True)
         nbformat.write(notebook, folder / path.name)

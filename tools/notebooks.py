@@ -18,7 +18,6 @@ PACKAGE = ROOT / "annotated"
 KERNEL_LOG = ROOT / "_build" / "kernels.log"
 PYTHON = {"display_name": "Python 3", "language": "python", "name": "python3"}
 KEPT_METADATA = {"kernelspec": PYTHON, "language_info": {"name": "python"}}
-TRAINS = ("17", "21", "22", "23")  # pages that train a model for minutes
 NAMES = re.compile(r"^__all__ = \[[^\]]*\]", re.MULTILINE)
 DEFAULT = r"^#\|\s*default_exp\s+(\S+)"
 EXPORTED = re.compile(r"^#\|\s*exporti?\b", re.MULTILINE)

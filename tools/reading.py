@@ -57,9 +57,8 @@ def length(path, sections=None):
 def two_hours():
     """Return the stops of the two-hour path in order."""
     stops = tomllib.loads((ROOT / "docs" / "path.toml").read_text(encoding="utf-8"))["stop"]
-    by_number = {p.name[:2]: p for p in pages()}
     return [Stop(stop["page"], stop.get("sections"), stop["why"],
-                 length(by_number[stop["page"]], stop.get("sections")).minutes) for stop in stops]
+                 length(*pages([stop["page"]]), stop.get("sections")).minutes) for stop in stops]
 
 
 if __name__ == "__main__":

@@ -16,24 +16,13 @@ from site_pages import relink
 import annotated
 from notebooks import ROOT, module_file, module_of, page_tests
 
-SECTIONS = re.compile(r"\b[Ss]ections? (\d[\d.]*\d|\d)((?:, | and | to )\d(?:[\d.]*\d)?)*")
+SECTIONS = re.compile(r"\b[Ss]ections? \d[\d.]*(?:(?:, | and )\d[\d.]*)*")
 
 
 def sections(text):
-    """Return the numbers of the paper's sections that a text names, in order.
-
-    "Sections 5.1 to 5.3" names three.
-    """
-    numbers = []
-    for match in SECTIONS.finditer(text):
-        for separator, number in re.findall(r"(, | and | to |)(\d+(?:\.\d+)*)",
-                                            match[0].split(" ", 1)[1]):
-            if separator == " to ":
-                stem, _, last = number.rpartition(".")
-                first = int(numbers[-1].rpartition(".")[2]) + 1
-                numbers += [f"{stem}.{k}" for k in range(first, int(last))]
-            numbers.append(number)
-    return list(dict.fromkeys(numbers))
+    """Return the numbers of the paper's sections that a text names, in order."""
+    numbers = (re.findall(r"\d+(?:\.\d+)*", match[0]) for match in SECTIONS.finditer(text))
+    return list(dict.fromkeys(number for several in numbers for number in several))
 
 
 class Page:

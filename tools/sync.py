@@ -21,8 +21,7 @@ LEDGER = NOTEBOOKS / "ledger.md"  # shown on page 00
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("pages", nargs="*",
-                        help="two-digit numbers of the pages; all if none is given")
+    parser.add_argument("pages", nargs="*", help="two-digit numbers; every page if none is given")
     parser.add_argument("--export", action="store_true", help="only export the modules")
     options = parser.parse_args()
     # 00 comes last, because its ledger of claims reads what the others print
