@@ -3,8 +3,9 @@ for results/mutation_score.json.
 
 A mutant is one small change inside a function, made by mutmut: another number, operator, argument
 or constant. Each is put alone into a copy of the checkout, and killed if a test that guards its
-module fails there. The sample takes hours and goes on where it was interrupted: a module is sampled
-anew if it or its tests have changed since.
+module fails there, or a cell of its page, executed by nbval with the mutant in place of the code
+that the page exports. The sample takes hours and goes on where it was interrupted: a module is
+sampled anew if it, its page or its tests have changed since.
 """
 
 import difflib
@@ -22,26 +23,26 @@ from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 
+import nbformat
 from mutmut.mutation.file_mutation import create_mutations
 
 from annotated.files import write_json
 from annotated.results import provenance
-from notebooks import ROOT, module_of, modules, page_tests, pages
+from notebooks import EXPORTED, ROOT, module_of, modules, page_tests, pages
 
 RESULT = ROOT / "results" / "mutation_score.json"
 KNOWN = tomllib.loads((ROOT / "tools" / "mutation_score.toml").read_text(encoding="utf-8"))
 MODULES = {module: path for module, path in sorted(modules().items())
            if "def " in path.read_text(encoding="utf-8")}
-# The file of its page guards a module, and for some those that KNOWN lists.
-TESTS = {module: page_tests(path) for path in pages() if (module := module_of(path))}
+PAGES = {module: path.relative_to(ROOT) for path in pages() if (module := module_of(path))}
 # the sample: the share of a module's mutants, the least number of them, and the seed
 SHARE, MINIMUM, SEED = 0.015, 6, 0
 
 
-def others(module):
-    """Return the files that guard a module besides that of its page: tests, and pages."""
-    return [*(f"tests/{name}.py" for name in KNOWN["also_tested_by"].get(module, ())),
-            *(f"notebooks/{name}.ipynb" for name in KNOWN["shown_on"].get(module, ()))]
+def guards(module):
+    """Return the files that guard a module: its tests, those that KNOWN lists, and its page."""
+    others = (f"tests/{name}.py" for name in KNOWN["also_tested_by"].get(module, ()))
+    return [page_tests(ROOT / PAGES[module]), *others, PAGES[module]]
 
 
 def mutants(module):
@@ -65,22 +66,33 @@ def mutants(module):
     return len(changes), shuffled()
 
 
+def use_module(page, module):
+    """Let a page import the module that it exports, in place of defining it."""
+    notebook = nbformat.read(page, as_version=4)
+    for cell in notebook.cells:
+        if cell.cell_type == "code" and EXPORTED.search(cell.source):
+            cell.source = (f"import annotated.{module} as exported\nglobals().update({{name: value "
+                           "for name, value in vars(exported).items() if name[:2] != '__'})")
+    nbformat.write(notebook, page)
+
+
 def run_tests(module, text):
     """Return whether the tests of a module fail with this text, or do not end."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder).resolve()
-        # package, experiments, tests and tools are copies, all else links
+        # what is executed is a copy, all else are links
         for entry in ROOT.iterdir():
-            if entry.name in ("annotated", "experiments", "tests", "tools"):
+            if entry.name in ("annotated", "experiments", "notebooks", "tests", "tools"):
                 shutil.copytree(entry, copy / entry.name,
                                 ignore=shutil.ignore_patterns("__pycache__"))
             elif entry.name not in (".git", ".venv", "_build"):
                 (copy / entry.name).symlink_to(entry)
         (copy / MODULES[module].relative_to(ROOT)).write_text(text, encoding="utf-8")
+        use_module(copy / PAGES[module], module)
         variables = {**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1",
-                     "TOKENIZERS_PARALLELISM": "false"}
+                     "TOKENIZERS_PARALLELISM": "false", "PAGE_SECONDS": "8"}
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m",
-                   "not long", "--nbval", TESTS[module], *others(module)]
+                   "not long", "--nbval", *guards(module)]
         try:
             return subprocess.run(command, cwd=copy, env=variables, capture_output=True,
                                   timeout=900).returncode != 0
@@ -113,8 +125,8 @@ def explanation(survivor):
 
 def measured(module, row):
     """Whether neither the module nor its tests have changed since the row was measured."""
-    guarded = [str(MODULES[module].relative_to(ROOT)), TESTS[module], *others(module)]
-    return subprocess.run(["git", "diff", "--quiet", row["revision"], "--", *guarded],
+    files = [MODULES[module], *guards(module)]
+    return subprocess.run(["git", "diff", "--quiet", row["revision"], "--", *files],
                           cwd=ROOT, capture_output=True).returncode == 0
 
 
