@@ -75,6 +75,11 @@ def serve():
         server.server_close()
 
 
+@pytest.fixture(scope="module")
+def address(site, serve):
+    return serve(site)
+
+
 def open_page(browser, address, name, **options):
     """Load a page in a context of its own and draw all of its charts; see `go`."""
     return go(new_tab(browser, **options), address, name)
@@ -85,12 +90,8 @@ def new_tab(browser, **options):
     page = browser.new_page(**{"viewport": SIZE, **options})
     page.set_default_timeout(PATIENCE)
     page.address, page.outside, page.mistakes = "", [], []
-
-    def note(request):
-        if not request.url.startswith((page.address, "data:", "blob:")):
-            page.outside.append(request.url)
-
-    page.on("request", note)
+    page.on("request", lambda request: request.url.startswith((page.address, "data:", "blob:"))
+            or page.outside.append(request.url))
     page.on("console", lambda line: line.type == "error" and page.mistakes.append(line.text))
     page.on("pageerror", lambda error: page.mistakes.append(str(error)))
     page.on("dialog", lambda dialog: (page.mistakes.append(dialog.message), dialog.dismiss()))

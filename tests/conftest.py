@@ -23,7 +23,7 @@ with_shapes = [".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
 jaxtyping.install_import_hook(with_shapes, "typechecking.typechecked")
 sys.path[:0] = [str(PACKAGE.parent / name) for name in ("tools", "experiments")]
 
-from browsing import browser, serve, site  # noqa: E402, F401
+from browsing import address, browser, serve, site  # noqa: E402, F401
 from publishing import publisher  # noqa: E402, F401
 
 ENFORCED = "model", "training", "translation"  # elsewhere as in use: a call takes a quarter as long

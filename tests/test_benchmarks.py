@@ -1,5 +1,6 @@
 """The benchmarks against figures computed by hand, PyTorch's own counter, and fake systems."""
 
+import contextlib
 import functools
 import itertools
 import json
@@ -39,9 +40,8 @@ def start(code, *arguments):
 
 @pytest.fixture
 def fake():
-    process = start(FAKE)
-    yield process
-    process.close()
+    with contextlib.closing(start(FAKE)) as process:
+        yield process
 
 
 def made_up(name="greedy, base, batch 32", task="greedy", entrants=(), **changes):
@@ -495,21 +495,17 @@ def test_waits_are_the_warnings_of_pytorch_s_own_watch(monkeypatch):
 def test_several_workers_share_a_batch_timed_from_the_first_start_to_the_last_end(monkeypatch):
     """Two made-up workers: 17 and 16 of 33 sentences; one begins at 1 s, the other ends at 5 s."""
     code = """
-number = int(sys.argv[1])
+n = int(sys.argv[1])
 def handle(request):
     if request["method"] == "build":
         return {"parameters": 1, "versions": {}}
     assert request["setting"] == [1, 1], request
-    times = {"seconds": 3.0, "start": 1.0 + number, "end": 4.0 + number}
-    return times | {"tokens": 40 * request["batch"]}
+    return {"seconds": 3.0, "start": 1.0 + n, "end": 4.0 + n, "tokens": 40 * request["batch"]}
 """
     numbers = itertools.count()
     monkeypatch.setattr(program, "start_worker", lambda *_: start(code, str(next(numbers))))
     cell = workloads.Cell("greedy", "tiny", (workloads.Contender("annotated"),), batch=33)
-    pool = program.WorkerPool([cell], program.parse_args([]), [])
-    try:
+    with contextlib.closing(program.WorkerPool([cell], program.parse_args([]), [])) as pool:
         request = program.measure_request(cell, cell.contenders[0], workloads.BATCH_TOKENS)
         reply = pool.measure(("annotated", "fp32"), True, request, (2, 1))
         assert reply == {"seconds": 4.0, "tokens": 40 * 33}
-    finally:
-        pool.close()

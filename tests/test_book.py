@@ -1,15 +1,16 @@
 """The stored notebooks are whole and in the form of CONTRIBUTING.md; environment files agree."""
 
-import ast
 import base64
 import re
 import tomllib
 
 import nbformat
 import pytest
-from helpers import ROOT
+from helpers import ROOT, cells
 from packaging.requirements import Requirement
 from packaging.version import Version
+from test_plan import imported
+from test_prose import sections
 
 from notebooks import EXPORTED, KEPT_METADATA, complaints, folded, module_of, pages
 
@@ -26,17 +27,13 @@ def some(*bounds):
     return pytest.mark.parametrize("path", chosen, ids=lambda path: path.stem)
 
 
-def read(path):
-    return nbformat.read(path, as_version=4)
-
-
 def texts(path):
-    return [cell.source for cell in read(path).cells if cell.cell_type == "markdown"]
+    return [cell.source for cell in cells(path) if cell.cell_type == "markdown"]
 
 
 @by_page
 def test_stored_notebook_is_executed_and_normalised(path):
-    notebook = read(path)
+    notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
     assert notebook.metadata == KEPT_METADATA
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
@@ -65,7 +62,7 @@ def test_complete_pages_answer_in_order(path):
 @by_page
 def test_exported_cells_have_prose_before_them(path):
     introduced = False  # one text may introduce several exported cells in a row
-    for cell in read(path).cells:
+    for cell in cells(path):
         exported = cell.cell_type == "code" and EXPORTED.search(cell.source)
         introduced = cell.cell_type == "markdown" or (introduced and exported)
         if exported and re.search(r"^(def|class) ", cell.source, re.M):
@@ -78,14 +75,8 @@ MODULES = {module: path.name[:2] for path in PAGES if (module := module_of(path)
 @some("01", "72")
 def test_what_a_page_shows_comes_from_earlier_pages_and_the_appendix(path):
     code = "\n".join(re.sub(r"^[%!].*", "", cell.source, flags=re.M)
-                     for cell in read(path).cells if cell.cell_type == "code")
-    imported = set()
-    for node in ast.walk(ast.parse(code)):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "annotated":
-            within = node.module.split(".")[1:]
-            imported |= {".".join([*within, alias.name]) for alias in node.names}
-            imported.add(".".join(within))
-    later = {name for name in imported if path.name[:2] < MODULES.get(name, "00") < "64"}
+                     for cell in cells(path) if cell.cell_type == "code")
+    later = {name for name in imported(code) if path.name[:2] < MODULES.get(name, "00") < "64"}
     assert not later, f"page {path.name[:2]} needs what comes later: {later}"
 
 
@@ -95,25 +86,15 @@ def test_links_between_pages_lead_somewhere(path):
         assert (path.parent / target).is_file(), f"{path.name} links to {target}"
 
 
-def exercises_and_solutions(path):
-    """(numbers of the exercises, folded code cells of the solutions) of a page."""
-    cells = read(path).cells
-    heads = [re.findall("^## (.*)", cell.source, re.M) * (cell.cell_type == "markdown")
-             for cell in cells]
-    begin = next((k for k, head in enumerate(heads) if "Exercises" in head), None)
-    if begin is None:
-        return [], []
-    end = next(k for k, head in enumerate(heads) if k > begin and head)
-    text = "\n".join(cell.source for cell in cells[begin:end] if cell.cell_type == "markdown")
-    asked = text[text.index("## Exercises"):text.index("### Solutions")]
-    folded = [cell for cell in cells[begin:end]
-              if cell.cell_type == "code" and "hide-cell" in cell.metadata.get("tags", [])]
-    return [int(number) for number in re.findall(r"^(\d+)\. ", asked, re.M)], folded
-
-
 @some("00", "97")
 def test_pages_have_three_to_five_exercises_with_solutions_that_ran(path):
-    numbers, solutions = exercises_and_solutions(path)
+    own = sum((group for group in sections(cells(path))
+               if any(re.search("^## Exercises", cell.source, re.M) for cell in group)), [])
+    text = "\n".join(cell.source for cell in own if cell.cell_type == "markdown")
+    asked = text.partition("## Exercises")[2].partition("### Solutions")[0]
+    numbers = [int(number) for number in re.findall(r"^(\d+)\. ", asked, re.M)]
+    solutions = [cell for cell in own
+                 if cell.cell_type == "code" and "hide-cell" in cell.metadata.get("tags", [])]
     least = 3 if path.name[:2] < "64" else 0  # the appendix has those that are worth it
     assert numbers == [1, 2, 3, 4, 5][: len(numbers)] and least <= len(numbers) <= len(solutions)
     for cell in solutions:
@@ -122,7 +103,7 @@ def test_pages_have_three_to_five_exercises_with_solutions_that_ran(path):
 
 
 def test_picture_of_the_readme_is_the_one_in_the_introduction():
-    outputs = [output for cell in read(PAGES[0]).cells for output in cell.get("outputs", [])]
+    outputs = [output for cell in cells(PAGES[0]) for output in cell.get("outputs", [])]
     stored = [base64.b64decode(output.get("data", {}).get("image/png", "")) for output in outputs]
     assert (ROOT / "docs" / "attention.png").read_bytes() in stored, "copy it anew from page 00"
 
@@ -133,14 +114,12 @@ def lock():
     return {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in pins.items()}
 
 
-@pytest.fixture
-def project():
-    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
-def test_lock_satisfies_pyproject(project):
-    pins, wanted = lock(), list(project["dependencies"])
-    for name, lines in project["optional-dependencies"].items():
+def test_lock_satisfies_pyproject():
+    pins, wanted = lock(), list(PROJECT["dependencies"])
+    for name, lines in PROJECT["optional-dependencies"].items():
         wanted += lines if name != "bench" else []  # its peers live apart
     for requirement in map(Requirement, wanted):
         pinned = pins.get(re.sub(r"[-_.]+", "-", requirement.name).lower())
@@ -149,8 +128,8 @@ def test_lock_satisfies_pyproject(project):
         assert "+" not in pinned, f"{requirement.name}: +cpu cannot be installed elsewhere"
 
 
-def test_conda_environment_installs_the_same_lock(project):
+def test_conda_environment_installs_the_same_lock():
     text = (ROOT / "environment.yml").read_text()
     assert "- -r requirements.lock" in text
     assert "--no-build-isolation" not in text, "pip takes no such option from a file"
-    assert f">={re.search(r'python=([0-9.]+)', text)[1]}" == project["requires-python"]
+    assert f">={re.search(r'python=([0-9.]+)', text)[1]}" == PROJECT["requires-python"]

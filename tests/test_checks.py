@@ -167,20 +167,15 @@ def test_check_prints_one_line_and_takes_the_notebook_s_definition(capsys, monke
     check("causal_mask", causal_mask)
     import __main__
 
-    monkeypatch.setattr(
-        __main__,
-        "causal_mask",
-        lambda length, device=None: torch.ones(length, length).triu() > 0,
-        raising=False,
-    )
+    monkeypatch.setattr(__main__, "causal_mask", lambda length, device=None: torch.ones(
+        length, length).triu() > 0, raising=False)
     check("causal_mask")
     check("padding_mask")
     check("02, exercise 2", {"parameters fewer": 7_077_888})
     right, wrong, missing, answer = capsys.readouterr().out.splitlines()
     assert answer == "✓ 02, exercise 2 is right"
-    assert right == "✓ causal_mask is right" and wrong.startswith(
-        "✗ causal_mask: it is turned round"
-    )
+    assert right == "✓ causal_mask is right"
+    assert wrong.startswith("✗ causal_mask: it is turned round")
     assert "there is no padding_mask yet" in missing
     with pytest.raises(ValueError, match="no check for 'attention': give one of masked_softmax"):
         check("attention")
@@ -190,7 +185,5 @@ def test_a_check_leaves_random_numbers_and_shape_checks_as_they_were():
     torch.manual_seed(3)
     before, enforced = torch.get_rng_state(), jaxtyping.config.jaxtyping_disable
     fault("scaled_dot_product_attention", library_part("scaled_dot_product_attention"))
-    assert (
-        torch.equal(torch.get_rng_state(), before)
-        and jaxtyping.config.jaxtyping_disable == enforced
-    )
+    assert torch.equal(torch.get_rng_state(), before)
+    assert jaxtyping.config.jaxtyping_disable == enforced

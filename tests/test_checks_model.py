@@ -41,11 +41,9 @@ class HeadsByView(nn.Module):
 
     def project(self, query, key, value):
         batch = query.size(0)
-        return (
-            self.W_Q(query).view(batch, -1, self.h, self.d_k).permute(0, 2, 1, 3),
-            self.W_K(key).view(batch, -1, self.h, self.d_k).permute(0, 2, 1, 3),
-            self.W_V(value).view(batch, -1, self.h, self.d_v).permute(0, 2, 1, 3),
-        )
+        return (self.W_Q(query).view(batch, -1, self.h, self.d_k).permute(0, 2, 1, 3),
+                self.W_K(key).view(batch, -1, self.h, self.d_k).permute(0, 2, 1, 3),
+                self.W_V(value).view(batch, -1, self.h, self.d_v).permute(0, 2, 1, 3))
 
     def attend(self, Q, K, V, mask=None):
         if mask is not None and mask.ndim == 3:
@@ -59,9 +57,8 @@ class HeadsByView(nn.Module):
 def sines_in_place(length, d_model, start=0):
     table = torch.zeros(length, d_model + d_model % 2, dtype=torch.float64)
     position = torch.arange(start, start + length, dtype=torch.float64).unsqueeze(1)
-    divisor = torch.exp(
-        torch.arange(0, d_model, 2, dtype=torch.float64) * (-math.log(10000.0) / d_model)
-    )
+    pairs = torch.arange(0, d_model, 2, dtype=torch.float64)
+    divisor = torch.exp(pairs * (-math.log(10000.0) / d_model))
     table[:, 0::2], table[:, 1::2] = torch.sin(position * divisor), torch.cos(position * divisor)
     return table[:, :d_model].float()
 

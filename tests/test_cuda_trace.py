@@ -44,16 +44,13 @@ def test_a_line_is_counted_as_a_gpu_would_have_it(traces):
     assert traces["probes"] == PROBES
 
 
-def training(traces, kind):
-    return {name: trace for name, trace in traces.items()
-            if kind in name.split(", ") and not name.startswith("greedy")}
-
-
 @pytest.mark.parametrize("kind, runs, positions", [("prepared", 4, 0), ("plain", 2, 2)])
 def test_a_step_waits_for_nothing_but_the_plain_model_s_positions(traces, kind, runs, positions):
     """Those are made on the processor, once for the encoder and once for the decoder (page 05)."""
-    assert len(training(traces, kind)) == runs and len(traces[FOLLOWED]["waits"]) > 2 * READING
-    for name, trace in training(traces, kind).items():
+    training = {name: trace for name, trace in traces.items()
+                if kind in name.split(", ") and not name.startswith("greedy")}
+    assert len(training) == runs and len(traces[FOLLOWED]["waits"]) > 2 * READING
+    for name, trace in training.items():
         usual = positions * (2 if "accumulation of 2" in name else 1)
         readings = math.ceil(len(trace["waits"]) / READING)
         most, rest = sorted(trace["waits"])[-readings:], sorted(trace["waits"])[:-readings]

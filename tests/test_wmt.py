@@ -12,7 +12,6 @@ from helpers import ROOT, cells
 
 from annotated.options import train_options
 
-sys.path.insert(0, "tools")
 PAGE = ROOT / "notebooks" / "23_wmt.ipynb"
 
 

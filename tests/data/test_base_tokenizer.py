@@ -19,11 +19,9 @@ def test_special_ids_are_those_of_every_model():
 
 
 @pytest.mark.parametrize("pairs, error, message", [
-    ([], ValueError, "pairs is empty"),
-    (["ab"], TypeError, "pairs holds 'ab'"),
+    ([], ValueError, "pairs is empty"), (["ab"], TypeError, "pairs holds 'ab'"),
     ([("a", "b"), ("a", "b", "c")], TypeError, "expected .source, target. strings"),
-    ([("a", None)], TypeError, "expected .source, target. strings"),
-    (7, TypeError, "not iterable"),
+    ([("a", None)], TypeError, "expected .source, target. strings"), (7, TypeError, "not iterable"),
 ])
 def test_pairs_that_are_no_pairs(pairs, error, message):
     with pytest.raises(error, match=message):

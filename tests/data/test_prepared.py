@@ -187,8 +187,7 @@ def test_a_folder_written_by_hand_is_read(tmp_path):
     files = {name: {"bytes": array.nbytes, "sha256": hashlib.sha256(array.tobytes()).hexdigest()}
              for name, array in data.items()}
     manifest = {"pairs": 2, "tokens": 5, "longest": [3, 3], "dtype": "<u2", "dropped": 0,
-                "languages": ["en", "de"],
-                "vocabulary": "0" * 64, "files": files}
+                "languages": ["en", "de"], "vocabulary": "0" * 64, "files": files}
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     pairs = EncodedPairs(tmp_path, check=True)
     assert list(pairs) == [([5], [6, 7]), ([8, 9], [])] and pairs.longest == (3, 3)

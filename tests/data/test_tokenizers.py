@@ -61,8 +61,7 @@ def test_subwords_give_back_every_text_in_its_form(model, text):
 @pytest.mark.parametrize("text, language", [
     ("The T-shirt (a red one) costs 3.50; isn't it nice?", "en"),
     ('He says: "I\'m Tom\'s friend", and goes...', "en"),
-    ("Er sagt: „Das ist z. B. gut“, und geht.", "de"),
-    ("C'est l'ami qu'il a vu là-bas.", "fr"),
+    ("Er sagt: „Das ist z. B. gut“, und geht.", "de"), ("C'est l'ami qu'il a vu là-bas.", "fr"),
 ])
 def test_marks_find_their_words_again(text, language):
     assert tokenizers.join_words(split_words(text, language)) == text

@@ -207,14 +207,8 @@ def test_c30_the_unchanged_transformer_learns_trees_of_shapes_it_never_saw(learn
     assert ours.f1 > copied.f1 + 20 and ours.f1 > right.f1 + 20
 
 
-@pytest.fixture
-def untrained():
-    """A parser that has learned nothing, and its vocabulary."""
-    vocabulary = ParsingVocabulary.fit(TOY[:60])
-    return Transformer(TransformerConfig(len(vocabulary), N=1, d_model=8, d_ff=8, h=1)), vocabulary
-
-
-def test_paper_settings_are_the_defaults_and_bad_sentences_are_named(untrained, monkeypatch):
+def test_paper_settings_are_the_defaults_and_bad_sentences_are_named(monkeypatch):
+    untrained = random_parser(DOG)
     for sentences, message in (
             (["a dog"], r"sentences\[0\] is 'a dog': give a list of its words"),
             ([["a"], []], r"sentences\[1\] is \[\]")):

@@ -10,6 +10,7 @@ import re
 import pytest
 import torch
 from helpers import ROOT
+from test_cli import write_corpus
 
 from annotated import TrainingConfig, beam_search, cli, greedy_decode
 from annotated.data.corpora import Corpus, load_corpus
@@ -219,12 +220,7 @@ def test_every_row_has_its_first_seed_before_any_second():
 @pytest.fixture(scope="module")
 def few(tmp_path_factory):
     """A folder with a few pairs of the toy corpus."""
-    folder, corpus = tmp_path_factory.mktemp("few"), load_corpus("toy")
-    for split, pairs in (("train", corpus.train[:400]), ("valid", corpus.valid[:9]),
-                         ("test", corpus.test[:9])):
-        text = "".join(f"{english}\t{german}\n" for english, german in pairs)
-        (folder / f"{split}.tsv").write_text(text, "utf-8")
-    return str(folder)
+    return str(write_corpus(tmp_path_factory.mktemp("few") / "own", load_corpus("toy").train[:20]))
 
 
 def command(few, folder, *more):
