@@ -10,6 +10,8 @@ import math
 import re
 from collections import Counter
 
+from annotated.data.normalization import is_blank
+
 # %% ../../notebooks/73_cleaning.ipynb #cl000009
 _IDEOGRAPHS = re.compile("[\u3041-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
 _UNSPACED = re.compile("[\u0e01-\u0eff\u1000-\u109f\u1780-\u17ff]")  # Thai, Lao, Burmese, Khmer
@@ -46,9 +48,9 @@ def pair_fault(source, target, max_length=250, max_ratio=3.0):
     max_length: maximum number of words in a sentence; max_ratio: maximum number of words of the
     longer side per word of the shorter one.
     """
-    words = sorted((count_words(source), count_words(target)))
-    if not words[0]:
+    if is_blank(source) or is_blank(target):
         return "empty"
+    words = sorted((count_words(source), count_words(target)))
     if _is_broken(source) or _is_broken(target):
         return "broken"
     if words[1] > max_length:

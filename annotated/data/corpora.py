@@ -28,8 +28,8 @@ class Corpus:
     """Sentence pairs in splits (section 5.1): each split is a list of (source, target) strings.
 
     `train` is a `PairStream` where there may be too many pairs for a list (WMT, and what the
-    library `datasets` streams). `novel` is empty except in `toy`, where it holds combinations of
-    words that never occur in `train`.
+    library `datasets` streams). `novel` is for combinations of words that never occur in `train`;
+    of the known corpora, `toy` alone has it.
     """
 
     name: str
@@ -84,8 +84,8 @@ def split_pairs(pairs, held_out=2_000):
         room = (name for name in ("test", "valid") if len(splits[name]) + len(group) <= held_out)
         splits[next(room, "train")] += group
     if not all(splits.values()):
-        what = f"{len(pairs):,} pairs are too few to hold out twice {held_out:,}"
-        raise ValueError(f"{what}: pass a smaller held_out")
+        what = f"{len(pairs):,} pairs are too few, or their groups too large"
+        raise ValueError(f"{what}, to hold out twice {held_out:,}: pass another held_out")
     return splits
 
 # %% ../../notebooks/11_corpora.ipynb #c1502b2f
@@ -175,6 +175,9 @@ def _load_known(name, root, source, target):
     folder = data_root(root) / name
     if _missing_files(known, folder, source, target):
         folder = _fetch_corpus(name, known, folder, (source, target))
+        if lacks := _missing_files(known, folder, source, target):
+            raise FileNotFoundError(f"{folder} lacks {', '.join(lacks)}: delete it, and it is made "
+                                    "anew")
     for stem in known.files.values():
         for ending in ("tsv",) if known.columns else (source, target):
             if (path := find_file(folder, f"{stem}.{ending}")) is not None:

@@ -103,9 +103,11 @@ def fetch_known(address, path, digests):
     readable download. ValueError for a file that cannot be read or has another digest.
     """
     path = Path(path)
+    if path.is_file():  # its folder may be read-only
+        return check_digest(path, digests)
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.parent / ".lock"):
-        if path.is_file():
+        if path.is_file():  # another process was faster
             return check_digest(path, digests)
         records, facts = _read_records(path.parent), path.parent / "downloads.json"
         known = digests.get(path.name) or records.get(path.name, {}).get("sha256")

@@ -10,7 +10,7 @@ import re
 from itertools import zip_longest
 from xml.etree import ElementTree
 
-from annotated.data.tokenizers import base_language
+from annotated.data.normalization import base_language
 from annotated.files import open_text, optional, stream_lines
 
 # %% ../../notebooks/71_formats.ipynb #e5bd3642
@@ -70,8 +70,8 @@ def read_table(path, columns=("source", "target"), chosen=None, member=None):
               [dict(enumerate(texts)).get(columns.index(name), 1 << 30) for name in chosen])
     for number, row in enumerate(rows, start=first + 1):
         if len(row) <= max(places):
-            raise ValueError(f"{path}, line {number}: {len(row)} column(s), expected text in two "
-                             "or more, separated by tabs")
+            raise ValueError(f"{path}, line {number}: {len(row)} column(s), expected two or more "
+                             "of text, separated by tabs; those of numbers do not count")
     return [(row[places[0]], row[places[1]]) for row in rows]
 
 # %% ../../notebooks/71_formats.ipynb #fo000010
@@ -136,5 +136,5 @@ def stream_rows(name, config=None):
 
 def texts_of(row):
     """{column: text} of a row: its strings, or those of its column `translation`."""
-    texts = row.get("translation") or row
+    texts = row["translation"] if isinstance(row.get("translation"), dict) else row
     return {name: text or "" for name, text in texts.items() if isinstance(text, str | None)}

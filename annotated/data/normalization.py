@@ -38,12 +38,17 @@ ALIKE = ("'’‘‚‛`´ʼ′", '"“”„‟«»″', "-‐‑‒–—―�
 MARKS = frozenset("".join(ALIKE))
 
 
+def base_language(code):
+    """A language code without region and script: "pt" for pt-BR, "zh" for zh_Hans_CN."""
+    return code.replace("_", "-").partition("-")[0].lower()
+
+
 @cache
 def _moses(kind, language):
     """Moses' "MosesPunctNormalizer", "MosesTokenizer" or "MosesDetokenizer" for a language."""
     import sacremoses
 
-    return getattr(sacremoses, kind)(lang=language)
+    return getattr(sacremoses, kind)(lang=base_language(language))
 
 
 # %% ../../notebooks/77_normalization.ipynb #no0000s0

@@ -205,10 +205,11 @@ def load_prepared(folder, check=False):
 # %% ../../notebooks/83_prepared.ipynb #so000001
 def _source_digests(name):
     """{file: SHA-256} of what a folder of your own holds to train on; {} for a corpus by name."""
-    if name in CORPORA or not Path(name).is_dir():
+    folder = Path(name).expanduser()
+    if name in CORPORA or not folder.is_dir():
         return {}
-    return {str(path.relative_to(name)): sha256_of(path) for path in sorted(Path(name).rglob("*"))
-            if re.match(r"(train|valid|val|dev|validation)\b", path.name) and path.is_file()}
+    return {str(path.relative_to(folder)): sha256_of(path) for path in sorted(folder.rglob("*"))
+            if re.match("train|val|dev", path.name) and path.is_file()}
 
 # %% ../../notebooks/83_prepared.ipynb #dc9e8ffe
 def prepare_corpus(name, folder, vocab_size, *, root=None, source_language=None,
@@ -261,6 +262,8 @@ def _write_prepared(corpus, folder, name, options, show_progress):
     clean = (pair for pair in clean if generator.random() < options.share)
     sample = replace(corpus, train=clean)
     tokenizer = fit_tokenizer(options.model, sample, options.vocab_size, **form)
+    for _ in clean:  # a tokenizer that did not read all pairs: they are counted
+        pass
     if (warning := loss_warning(counts)) is not None:
         print(f"{name}: {warning}", file=sys.stderr)
     with whole_folder(folder) as part:

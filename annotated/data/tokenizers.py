@@ -20,7 +20,7 @@ from annotated.data.base_tokenizer import BEGIN as BEGIN
 from annotated.data.base_tokenizer import END as END
 from annotated.data.base_tokenizer import PAD as PAD
 from annotated.data.base_tokenizer import SPECIAL_PIECES, UNKNOWN, Tokenizer, training_texts
-from annotated.data.normalization import MARKS, Normalizer, frequent_marks
+from annotated.data.normalization import MARKS, Normalizer, base_language, frequent_marks
 from annotated.data.sentencepiece import MarianTokenizer, SentencePieceTokenizer
 
 # %% ../../notebooks/12_tokenizers.ipynb #22f15adc
@@ -30,11 +30,6 @@ _SHORT = r"['’](?:s|m|d|re|ve|ll)\b"  # dog's
 _LETTERS = "[\\w\u200c\u200d]+"  # joiners stand inside words, in Persian for example
 WORDS = rf"{_ELIDED}(?=\w)|{_LETTERS}(?=n['’]t\b|{_SHORT})|n['’]t\b|{_SHORT}|" \
         rf"\d+(?:[.,:]\d+)+|{_LETTERS}(?:(?!{_SHORT})['’]\w+)*|[^\w\s]"
-
-
-def base_language(code):
-    """A language code without region and script: "pt" for pt-BR, "zh" for zh_Hans_CN."""
-    return code.replace("_", "-").partition("-")[0].lower()
 
 
 @cache
@@ -297,11 +292,13 @@ def fit_tokenizer(name, corpus, vocab_size, **form):
     """
     normalizer = Normalizer(languages=(corpus.source_language, corpus.target_language), **form)
     if name.endswith(".model"):
+        if form:
+            raise ValueError(f"{name} brings its own normalization: leave {', '.join(form)} out")
         return SentencePieceTokenizer.from_file(name)
     if name in ("bpe", "wordpiece"):
         return SubwordTokenizer.fit(corpus.train, vocab_size, name, normalizer=normalizer)
     if name not in TOKENIZERS:
-        known = ", ".join(["bpe", "wordpiece", *TOKENIZERS])
+        known = ", ".join(["bpe", "wordpiece", *(kind for kind in TOKENIZERS if kind != "marian")])
         raise ValueError(f"there is no tokenizer {name!r}: give one of {known}, or import the "
                          "module that adds it to TOKENIZERS")
     return TOKENIZERS[name].fit_corpus(corpus, vocab_size, normalizer)
@@ -316,12 +313,13 @@ def load_tokenizer(path):
     if not path.is_file():
         hint = "make one with fit(...).save(path)"
         raise FileNotFoundError(f"there is no tokenizer at {path}: {hint}")
+    hint = "fit it anew on the same training pairs and save it again"
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         kind = data["kind"]
         if kind not in TOKENIZERS:
-            raise ValueError(f"kind {kind!r} is not one of {', '.join(TOKENIZERS)}: import the "
-                             "module that adds it to TOKENIZERS")
+            hint = "import the module that adds it to TOKENIZERS"
+            raise ValueError(f"kind {kind!r} is not one of {', '.join(TOKENIZERS)}")
         tokenizer = TOKENIZERS[kind].from_dict(data)
         if "normalizer" in data:
             form = data["normalizer"]
@@ -332,9 +330,8 @@ def load_tokenizer(path):
             marks = frequent_marks(Counter(letters + "".join(set("".join(pieces)) & MARKS)))
             tokenizer.normalizer = Normalizer(marks=marks)
         return tokenizer
-    except ImportError:  # of SentencePiece
+    except (ImportError, OSError):  # SentencePiece is missing; the file cannot be read
         raise
     except Exception as error:  # the library raises bare exceptions
         what = f"{path} is not a tokenizer that save wrote ({type(error).__name__}: {error})"
-        hint = "fit it anew on the same training pairs and save it again"
         raise ValueError(f"{what}: {hint}") from error

@@ -34,7 +34,9 @@ def _normalizers(tokenizer):
     form = tokenizer.normalizer
     cleaning = [normalizers.Replace(Regex(old), new) for old, new in CLEANING]
     marks = [normalizers.Replace(chr(mark), other) for mark, other in form.table.items()]
-    return [*cleaning, normalizers.NFC(), *marks, *[normalizers.Lowercase()] * form.lowercase]
+    sigma = r"(?<=[\p{L}\p{M}]|\p{L}['’.:·])Σ(?!['’.:·\p{M}]*\p{L})"  # at the end of a Greek word
+    lower = [normalizers.Replace(Regex(sigma), "ς"), normalizers.Lowercase()]
+    return [*cleaning, normalizers.NFC(), *marks, *lower * form.lowercase]
 
 # %% ../../notebooks/64_hf_tokenizers.ipynb #09361e02
 GLUE = (  # what `join_words` takes out, as far as a file can say it: (where, what takes its place)

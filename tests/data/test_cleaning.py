@@ -9,6 +9,7 @@ from annotated.data.cleaning import clean_pairs, count_words, loss_warning, pair
     (None, "A dog runs.", "Ein Hund läuft."),
     (None, "Übergrößenträger, »naïve« 日本語 🙂", "Crème brûlée\u00a0!"),
     ("empty", "", "Ein Hund."), ("empty", "A dog.", " \u2003\t "), ("empty", "", ""),
+    ("empty", "\u200b", "Ein Hund."),
     ("broken", "A dog\ufffd.", "Ein Hund."), ("broken", "A dog.", "Ein\x85Hund."),
     ("broken", "A\0 dog", "Ein Hund"), ("broken", "Ein schÃ¶ner Hund", "A beautiful dog"),
     ("broken", "A dog", "Il dit Â« non Â»"), ("broken", "donâ€™t", "Ne pas"),

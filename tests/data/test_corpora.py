@@ -224,6 +224,9 @@ def test_an_archive_is_fetched_and_split_once(flashcards, tmp_path):
     back = load_corpus("tatoeba-en-de", root=tmp_path, source_language="de", target_language="en")
     assert back.test == [pair[::-1] for pair in corpus.test]
     assert not list(tmp_path.parent.rglob("evil.txt")) and left_over(tmp_path) == []
+    (tmp_path / "tatoeba-en-de" / "split" / "test.tsv.gz").unlink()
+    with pytest.raises(FileNotFoundError, match="split lacks test.tsv.gz: delete it"):
+        load_corpus("tatoeba-en-de", root=tmp_path)
     names = {path.name for path in (tmp_path / "tatoeba-en-de").glob("[!.]*")}
     assert names == {"deu-eng.zip", "downloads.json", "split"}
 

@@ -77,6 +77,9 @@ def test_of_several_that_want_a_file_one_fetches_it(publisher, tmp_path):
     for thread in threads:
         thread.join()
     assert (tmp_path / "a.bin").read_bytes() == body and publisher.asked == ["/a.bin"]
+    (tmp_path / ".lock").unlink()
+    fetch_known("nowhere", tmp_path / "a.bin", {})  # a folder that may be read-only
+    assert not (tmp_path / ".lock").exists()
 
 
 def test_a_digest_that_nobody_published_is_recorded_once_and_held_to(publisher, tmp_path):

@@ -132,6 +132,7 @@ def test_a_damaged_memory_is_named(tmp_path, data):
 def test_the_texts_of_a_row():
     assert texts_of({"translation": {"de": "b", "en": "a"}}) == {"de": "b", "en": "a"}
     assert texts_of({"id": 1, "en": "a", "de": None}) == {"en": "a", "de": ""}
+    assert texts_of({"en": "a", "translation": "b"}) == {"en": "a", "translation": "b"}
 
 
 def write_parquet(folder, pairs, nested=True, shards=2):

@@ -79,3 +79,4 @@ def test_moses_tokens_are_joined_on_the_way_out():
     form = Normalizer(lowercase=True, punctuation=True, moses=True)
     assert form("Two dogs, „both red“ run.", "en") == 'two dogs , " both red " run .'
     assert form.undo("zwei hunde , einer rot , laufen .") == "zwei hunde, einer rot, laufen."
+    assert form("it's the dog's", "en-GB") == form("it's the dog's", "en") == "it 's the dog 's"

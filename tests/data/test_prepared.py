@@ -17,7 +17,13 @@ from annotated.data.base_tokenizer import Tokenizer
 from annotated.data.batches import Batch, as_arrays, gather
 from annotated.data.corpora import Corpus, PairStream
 from annotated.data.prepared import EncodedPairs, load_prepared, prepare_corpus, write_encoded
-from annotated.data.tokenizers import END, SubwordTokenizer, byte_letters
+from annotated.data.tokenizers import (
+    END,
+    TOKENIZERS,
+    SubwordTokenizer,
+    WordTokenizer,
+    byte_letters,
+)
 
 TEXTS = [(f"word{'y' * (n % 19)} {n}", f"Wort{'z' * (n % 13)} {n}") for n in range(200)]
 
@@ -223,7 +229,8 @@ def test_the_form_belongs_to_the_tokenizer_and_comes_back(corpus, tmp_path):
     assert back.encode("“y” – x’s", "en") == back.encode('"y" - x\'s', "en") == prepared.valid[0][0]
 
 
-def test_a_source_that_changed_is_prepared_anew(tmp_path):
+def test_a_source_that_changed_is_prepared_anew(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
     folder = tmp_path / "mine"
     folder.mkdir()
     for split in ("train", "valid"):
@@ -232,9 +239,11 @@ def test_a_source_that_changed_is_prepared_anew(tmp_path):
             (folder / f"{split}.{language}").write_text(text, encoding="utf-8")
     prepared = prepare_corpus(folder, tmp_path / "p", 300)
     assert prepare_corpus(folder, tmp_path / "p", 300).train.digest == prepared.train.digest
+    assert prepare_corpus("~/mine", tmp_path / "q", 300).facts["sources"].keys() == {
+        "train.de", "train.en", "valid.de", "valid.en"}
     (folder / "notes.txt").write_text("of no matter", encoding="utf-8")
     assert prepare_corpus(folder, tmp_path / "p", 300).train.digest == prepared.train.digest
-    for another in ("train.fr", "validation-00000-of-00001.parquet"):
+    for another in ("train.fr", "train_0.parquet"):
         (folder / another).write_text("une autre langue", encoding="utf-8")
         with pytest.raises(ValueError, match="was prepared with sources .* give another folder"):
             prepare_corpus(folder, tmp_path / "p", 300)
@@ -277,6 +286,16 @@ def test_long_sentences_are_left_out_of_training_and_counted(corpus, tmp_path):
     assert len(prepared.valid) == 6
     cleaning = prepared.facts["cleaning"]
     assert cleaning["kept"] == len(prepared.train) and sum(cleaning.values()) == 204
+
+
+def test_pairs_are_counted_for_a_tokenizer_that_reads_none(corpus, tmp_path, monkeypatch):
+    class Fixed(WordTokenizer):
+        fit_corpus = classmethod(lambda cls, *_: WordTokenizer.fit(TEXTS))
+
+    monkeypatch.setitem(TOKENIZERS, "fixed", Fixed)
+    plain, fixed = (prepare_corpus("mine", tmp_path / kind, 300, model=kind)
+                    for kind in ("bpe", "fixed"))
+    assert fixed.facts["cleaning"] == plain.facts["cleaning"]
 
 
 def test_a_preparation_that_fails_leaves_nothing(corpus, tmp_path):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from annotated.data import tokenizers
 from annotated.data.base_tokenizer import BEGIN, END, PAD, UNKNOWN
+from annotated.data.corpora import Corpus
 from annotated.data.tokenizers import SubwordTokenizer, WordTokenizer, byte_letters, split_words
 
 PAIRS = [
@@ -187,7 +188,7 @@ def test_a_saved_tokenizer_is_the_same_one(kind, tmp_path):
 
 
 @pytest.mark.parametrize("text", [
-    "", "{", "[]", "null", "\x80", '{"kind": "letters"}', '{"kind": "words"}',
+    "", "{", "[]", "null", "\x80", '{"kind": "words"}',
     '{"kind": "words", "words": [1], "languages": []}',
     '{"kind": "words", "words": ["a", "a"], "languages": ["en"]}',
     '{"kind": "words", "words": "abc", "languages": ["en"]}',
@@ -202,6 +203,15 @@ def test_a_damaged_file_is_named_with_the_mend(tmp_path, text):
     with pytest.raises(ValueError,
                        match=r"tokenizer\.json is not a tokenizer that save wrote .*fit it anew"):
         tokenizers.load_tokenizer(path)
+
+
+def test_a_kind_that_nobody_added_and_a_form_of_another_s_are_named(tmp_path):
+    (tmp_path / "tokenizer.json").write_text('{"kind": "letters"}')
+    with pytest.raises(ValueError, match="kind 'letters' is not one of .*import the module"):
+        tokenizers.load_tokenizer(tmp_path / "tokenizer.json")
+    corpus = Corpus("x", "en", "de", [], [], [])
+    with pytest.raises(ValueError, match="own normalization: leave lowercase out"):
+        tokenizers.fit_tokenizer("x.model", corpus, 9, lowercase=True)
 
 
 # --- bad input

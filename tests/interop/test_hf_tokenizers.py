@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from small_exports import BPE, TOKENIZERS, small_model
 from transformers import AutoTokenizer
 
+from annotated.data.normalization import Normalizer
 from annotated.data.tokenizers import END, UNKNOWN, SubwordTokenizer, WordTokenizer
 from annotated.interop.hf_tokenizers import book_tokenizer, library_form
 from annotated.interop.hugging_face import export_to_hugging_face
@@ -44,6 +45,14 @@ def test_a_piece_that_is_spelt_like_a_special_one(tmp_path):
     assert theirs.eos_token == "⟨</s>⟩" and theirs.eos_token_id == END
     assert theirs("x</s>y").input_ids == [*tokenizer.encode("x</s>y"), END]
     assert book_tokenizer(tmp_path / "out").as_dict() == tokenizer.as_dict()
+
+
+def test_a_sigma_at_the_end_of_a_word_is_lower_cased_as_in_greek():
+    texts = ["Ο ΛΟΓΟΣ ΤΟΥΣ.", "ΑΣ'Α ΑΣ’ Σ 1Σ", "Α.Σ ΑΣ.Α", "ΌΣΟΣ", "ΑΣ-ΑΣ"]
+    pairs = [(text, text.lower()) for text in texts]
+    tokenizer = SubwordTokenizer.fit(pairs, 330, normalizer=Normalizer(lowercase=True))
+    for text in texts:
+        assert library_form(tokenizer).encode(text).ids == [*tokenizer.encode(text), END]
 
 
 @pytest.mark.parametrize("text, asked", [
