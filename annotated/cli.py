@@ -11,7 +11,6 @@ import os
 import signal
 import sys
 from contextlib import nullcontext
-from importlib import import_module
 from itertools import islice
 from pathlib import Path
 
@@ -113,10 +112,12 @@ def _score_in_words(path):
 
     try:
         report = results.read_json(path)
-        entry = report["entries"]["sacrebleu"]
+        cased = "sacrebleu" in report["entries"]
+        entry = report["entries"]["sacrebleu" if cased else "sacrebleu_lowercase"]
         data = report.get("data") or f"{report['sentences']} sentences"
         where = ", ".join(str(part) for part in (data, report.get("decoding")) if part)
-        return {"metric": f"BLEU {entry['score']:.2f} on {where}", "signature": entry["signature"]}
+        metric = f"BLEU{', lower-cased,' * (not cased)} {entry['score']:.2f} on {where}"
+        return {"metric": metric, "signature": entry["signature"]}
     except (ValueError, KeyError, TypeError) as error:
         hint = "give the JSON that bleu_report wrote"
         raise ValueError(f"{path} is no report of scores ({error!r}): {hint}") from None
@@ -133,7 +134,13 @@ def _export(arguments):
     for given, needed in (("quantization", "ctranslate2"), ("report", "check")):
         if getattr(options, given) and not getattr(options, needed):
             raise ValueError(f"--{given} needs --{needed}: give both")
+    for folder in filter(None, (options.out, options.ctranslate2)):
+        if os.path.lexists(folder):
+            raise FileExistsError(f"{folder} exists already: give a new folder, or move it away")
     if options.back:
+        if given := [name for name, value in vars(options).items()
+                     if value is not None and name not in ("back", "out", "limit")]:
+            raise ValueError(f"--back needs --out alone: leave out {', '.join(given)}")
         returned = hugging_face.import_from_hugging_face(options.back)
         checkpoints.save_checkpoint(options.out, returned.model, returned.tokenizer,
                                     **returned.info)
@@ -222,7 +229,7 @@ def main(arguments=None):
                 raise ValueError("--plugin names no module")
             sys.path.insert(0, "")
             try:
-                import_module(words[1])
+                __import__(words[1])  # which takes ./mine for a name, as it is not
             except (ImportError, SyntaxError) as error:
                 raise ValueError(f"the plugin {words[1]} cannot be imported ({error}): give a "
                                  "module of the current folder, without .py") from error

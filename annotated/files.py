@@ -56,8 +56,8 @@ def check_output(path):
     needed = [path] * path.exists() + ([] if target is None else [target.parent])
     for place in needed:
         if not os.access(place, os.W_OK):
-            raise PermissionError(f"{place} cannot be written: give another name than {path}, or "
-                                  "change its mode")
+            raise PermissionError(f"{place} is missing or cannot be written: give another name "
+                                  f"than {path}, or change its mode")
 
 
 # %% ../notebooks/80_files.ipynb #ffc4c3s0
@@ -69,7 +69,8 @@ def _replaceable(path):
         return Path(os.path.realpath(path))
     target = Path(os.path.realpath(path))
     places = (place.parts[1:3] for place in (target, Path(os.path.abspath(path))))
-    special = any(place[:1] in (("dev",), ("proc",)) and place[1:] != ("shm",) for place in places)
+    special = os.name == "posix" and any(
+        place[:1] in (("dev",), ("proc",)) and place[1:] != ("shm",) for place in places)
     return target if stat.S_ISREG(mode) and not special else None  # /dev/stdout after `> out`
 
 # %% ../notebooks/80_files.ipynb #ffc4c3s1
@@ -255,7 +256,7 @@ def cache_folder():
     """The package's folder in the user's cache; without a home a path that cannot exist."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "annotated"
-    except RuntimeError:  # not the temporary folder: libraries are loaded from here
+    except RuntimeError:  # not the temporary folder, where others write, too
         return Path(os.devnull, "annotated")
 
 
@@ -282,4 +283,4 @@ def optional(package):
     try:
         return import_module(package)
     except ImportError as error:
-        raise ImportError(f"this needs the optional package {package}") from error
+        raise ImportError(f"this needs the optional package {package} ({error})") from error

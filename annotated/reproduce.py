@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../notebooks/78_reproduce.ipynb #re000003
-import json
+import math
 import os
 import tempfile
 import time
@@ -24,7 +24,7 @@ def _check_train(options):
     if folder is None and (options.resume or options.average is not None):
         raise ValueError("--resume and --average need checkpoints: give --checkpoints FOLDER")
     if options.average is not None:
-        count = training.steps // training.save_every
+        count = -(-training.steps // training.save_every)  # the last update, too
         if options.average > count and not training.patience:
             raise ValueError(f"--average {options.average}: {training.steps} steps with "
                              f"--save-every {training.save_every} make {count} checkpoints; "
@@ -57,7 +57,10 @@ def _corpus_with_tokenizer(options, start=None):
                 and start.tokenizer.as_dict() != corpus.tokenizer.as_dict()):
             raise ValueError(f"{name} was prepared with another tokenizer than {options.start} has")
         return corpus, corpus.tokenizer
-    corpus = corpora.load_corpus(name, None, options.source, options.target)
+    languages = start.languages if start else (None, None)
+    if options.source or options.target:
+        languages = options.source, options.target
+    corpus = corpora.load_corpus(name, None, *languages)
     if not isinstance(corpus.train, list):
         hint = f"annotated prepare {name} FOLDER --vocab-size 37000, then give FOLDER in its place"
         raise ValueError(f"{name} is too large to be held in memory: {hint}")
@@ -206,11 +209,6 @@ def _translations(options, saved, sources):
     engine = engines.make_engine(options.engine, saved, options.precision, sources)
     outputs = saved.translate(sources, beam=options.beam, alpha=options.alpha, engine=engine)
     seconds = round(time.time() - start, 1)
-    if options.moses:
-        from sacremoses import MosesDetokenizer
-
-        join = MosesDetokenizer(lang=saved.languages[1]).detokenize
-        outputs = [join(line.split(" ")) for line in outputs]
     return outputs, engine, seconds
 
 # %% ../notebooks/78_reproduce.ipynb #sc000008
@@ -218,6 +216,7 @@ def score(arguments):
     """Translate a split of a corpus and score it."""
     options = read_options(Scoring, "score", arguments)
     from annotated import files, results
+    from annotated.data.normalization import Normalizer
     from annotated.fast import prepare as fast
     from annotated.training import checkpoints, loop
     from annotated.translation import scores
@@ -237,17 +236,18 @@ def score(arguments):
     loss = loop.validation_loss(
         saved.model, loop.encode_pairs(pairs, saved.tokenizer, source, target))
     outputs, engine, seconds = _translations(options, saved, [text for text, _ in pairs])
-    report = scores.bleu_report(outputs, references, target, loss, path=path,
-                                cased=not saved.tokenizer.normalizer.lowercase)
+    join = Normalizer(moses=options.moses, languages=(source, target)).undo
+    outputs = list(map(join, outputs))
+    references = references if options.references else list(map(join, references))
     what = f"{options.data or f'{options.corpus} {options.split}'}, {source} to {target}"
     beam = f"beam {options.beam}, alpha {options.alpha}" if options.beam > 1 else "greedy"
-    files.write_json(path, {
-        "data": f"{what}, {len(pairs)} sentences", "decoding": beam,
-        "command": options.command or command_line("score", arguments), "engine": engine.name,
-        "precision": engine.precision, **json.loads(path.read_text(encoding="utf-8")),
-        "weights": weights, "decoding_seconds": seconds, **_model_facts(saved),
-        "machine": results.describe_machine(), **results.provenance()})
-    print(report)
+    print(scores.bleu_report(
+        outputs, references, target, loss, path=path,
+        cased=not saved.tokenizer.normalizer.lowercase, facts={
+            "data": f"{what}, {len(pairs)} sentences", "decoding": beam,
+            "command": options.command or command_line("score", arguments), "engine": engine.name,
+            "precision": engine.precision, "weights": weights, "decoding_seconds": seconds,
+            **_model_facts(saved), "machine": results.describe_machine(), **results.provenance()}))
 
 # %% ../notebooks/78_reproduce.ipynb #re000006
 def parse(arguments):
@@ -267,8 +267,9 @@ def parse(arguments):
         files.check_output(path)
     fast.keep_memory()
     check_beam(options.beam, options.alpha)
-    if options.extra < 0:
-        raise ValueError(f"--extra {options.extra}: give 0 or more")
+    for name, least in (("extra", 0), ("copies", 1), ("min_frequency", 1), ("word_dropout", 0)):
+        if (number := getattr(options, name)) is not None and not least <= number < math.inf:
+            raise ValueError(f"--{name.replace('_', '-')} {number}: give {least} or more")
     device = distributed.check_device(distributed.choose_device(options.device))
     treebank = load_treebank(options.treebank)
     pairs = {name: value if getattr(options, name) is None else getattr(options, name)

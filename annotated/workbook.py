@@ -224,7 +224,8 @@ def check_notebook(path, limit=300.0):
         try:
             process = subprocess.run(
                 [sys.executable, "-c", program, str(Path(path).resolve()), str(out)], cwd=folder,
-                env=os.environ | {"PYTHONPATH": str(CHECKOUT)}, timeout=limit,
+                timeout=limit, env=os.environ | {"PYTHONPATH": os.pathsep.join(
+                    [str(CHECKOUT), *filter(None, [os.environ.get("PYTHONPATH")])])},
                 **dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL))
             ended = f"no verdict: its process ended with status {process.returncode}"
         except subprocess.TimeoutExpired:
@@ -245,13 +246,15 @@ def check_submissions(folder, limit=300.0):
     text = io.StringIO()
     table = csv.DictWriter(text, ["submission", "passed", *CHECKS, *exercises()])
     table.writeheader()
-    for entry in sorted(Path(folder).iterdir()):
-        verdicts, notebooks = {}, sorted(entry.glob("*.ipynb")) if entry.is_dir() else [entry]
-        for path in (path for path in notebooks if path.suffix == ".ipynb"):
+    for entry in sorted(Path(folder).glob("[!.]*")):
+        if entry.suffix != ".ipynb" and not entry.is_dir():
+            continue
+        verdicts = {}
+        for path in sorted(entry.glob("[!.]*.ipynb")) if entry.is_dir() else [entry]:
             try:
                 verdicts |= check_notebook(path, limit)
-            except ValueError:
-                verdicts |= dict.fromkeys(CHECKS, f"{path.name} is no notebook")
+            except ValueError:  # others may hold the parts
+                verdicts = dict.fromkeys(CHECKS, f"{path.name} is no notebook") | verdicts
         row = {name: "passed" if told is None else told for name, told in verdicts.items()}
         name = entry.name if entry.name[0].isalnum() else f"'{entry.name}"  # no formula
         table.writerow({"submission": name, "passed": list(row.values()).count("passed"), **row})

@@ -105,6 +105,8 @@ def test_command_line_turns_the_direction_and_learns_pieces():
     assert saved.info["source_language"] == "de"
     assert isinstance(saved.tokenizer, SubwordTokenizer)
     assert saved.tokenizer.decode(saved.tokenizer.encode("Hühnerhof")) == "Hühnerhof"
+    run("train", "own", "--from", "model", "--out", "more", "--steps", 2)
+    assert load_checkpoint("more").languages == ("de", "en"), "the direction is the model's"
 
 
 def test_command_line_refuses_with_one_line(own, capsys):
@@ -172,6 +174,8 @@ def test_command_line_draws_the_first_queries_keys_and_values_as_torch_does(caps
 
 def test_command_line_goes_on_and_averages(capsys):
     saving = ["--save-every", 1, "--checkpoints", "run"]
+    error = refused("train", ["own", *NEW, *saving, "--save-every", 3, "--average", 3], capsys)
+    assert "4 steps with --save-every 3 make 2 checkpoints" in error
     error = refused("train", ["own", *NEW, *saving, "--average", 9], capsys)
     assert "--average 9: 4 steps with --save-every 1 make 4 checkpoints" in error
     assert not Path("run").exists()
@@ -377,6 +381,8 @@ def test_export_passes_only_if_everything_agrees(checkpoint, capsys, monkeypatch
     ("nowhere", "there is no folder"), ("bare", "has no tokenizer"),
     ("checkpoint --scores lines.txt", "is no report of scores"),
     ("--back checkpoint", "config.json: model_type=None cannot be imported"),
+    ("checkpoint --back hf --data x", "--back needs --out alone: leave out model, data"),
+    ("checkpoint --ctranslate2 bare", "bare exists already"),
     ("checkpoint --check empty.txt", "holds no sentences"),
     ("checkpoint --check gone.txt", "gone.txt"),
     ("checkpoint --report report.json", "--report needs --check: give both"),

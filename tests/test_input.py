@@ -232,6 +232,9 @@ def test_a_model_of_lower_case_has_no_cased_figures(own, tmp_path):
     run("score", tmp_path / "m", own, "test", tmp_path / "results")
     assert set(read_json(tmp_path / "results" / "test.json")["entries"]) == {
         "sacrebleu_lowercase", "tokenised_lowercase", "multi30k", "perplexity"}
+    run("export", tmp_path / "m", "--out", tmp_path / "hf", "--scores",
+        tmp_path / "results" / "test.json")
+    assert "- Score: BLEU, lower-cased, " in (tmp_path / "hf" / "README.md").read_text("utf-8")
 
 
 # --- translating

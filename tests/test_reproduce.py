@@ -75,6 +75,8 @@ def test_score_joins_moses_tokens_and_compares_with_the_plain_references(trained
     outputs = [line.replace(" .", ".") for line in outputs]
     assert any(line.endswith(("Hund.", "schläft.")) for line in outputs)
     check_score("results", outputs, [target for _, target in plain])
+    run("score", "model", "own", "test", "joined", "--moses")  # references in Moses tokens, too
+    check_score("joined", outputs, [target for _, target in plain])
 
 
 def test_parse_trains_scores_and_writes(tmp_path, monkeypatch, capsys):

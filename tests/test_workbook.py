@@ -172,6 +172,8 @@ def test_each_notebook_is_checked_in_a_process_of_its_own(tmp_path):
     leave = "import os\n\nclass Leave:\n    os._exit(3)"
     write(tmp_path / "ben" / "06.ipynb", MASK.format("tril"), leave)
     write(tmp_path / "cay" / "06.ipynb").write_text("no notebook")
+    for stray in ("ann/z_draft.ipynb", "ann/._06.ipynb", ".DS_Store", "README.txt"):
+        (tmp_path / stray).write_text("no notebook")
     table = csv.DictReader(io.StringIO(check_submissions(tmp_path)))
     rows = {row["submission"]: row for row in table}
     told = {name: row["causal_mask"] for name, row in rows.items()}
@@ -179,7 +181,8 @@ def test_each_notebook_is_checked_in_a_process_of_its_own(tmp_path):
     assert told["ann"] == "passed" and told["'=1+1.ipynb"].startswith("it is turned round")
     assert "ended with status 3" in told["ben"] and "06.ipynb is no notebook" in told["cay"]
     assert [row["passed"] for row in rows.values()] == ["0", "1", "0", "0"]
-    assert rows["ann"]["padding_mask"] == "" and rows["ann"].keys() > CHECKS.keys()
+    assert rows["ann"]["padding_mask"] == "z_draft.ipynb is no notebook"
+    assert rows["ben"]["padding_mask"] == "" and rows["ann"].keys() > CHECKS.keys()
 
 
 def test_what_does_not_end_is_stopped(tmp_path):

@@ -19,7 +19,8 @@ from unittest import mock
 
 import sacrebleu
 
-from annotated.data.tokenizers import UNSPACED, base_language
+from annotated.data.normalization import base_language
+from annotated.data.tokenizers import UNSPACED
 from annotated.files import whole_file
 
 # %% ../../notebooks/19_scores.ipynb #564a5345
@@ -177,10 +178,10 @@ class BleuReport:
         return "\n".join(lines)
 
 
-def _write(report, hypotheses, path):
+def _write(report, hypotheses, path, facts):
     """Write the report as JSON to `path`, and the hypotheses, one per line, to a .txt beside it."""
     text = "".join(f"{line}\n" for line in hypotheses).encode("utf-8")
-    facts = {**asdict(report), "sentence_file": path.with_suffix(".txt").name,
+    facts = {**facts, **asdict(report), "sentence_file": path.with_suffix(".txt").name,
              "sentence_sha256": hashlib.sha256(text).hexdigest()}
     facts = json.dumps(facts, indent=1, ensure_ascii=False, allow_nan=False)
     # Both are complete on the disk before the first of them, the inner one, takes its name.
@@ -205,7 +206,7 @@ def check_lines(hypotheses, references):
 
 # %% ../../notebooks/19_scores.ipynb #6cbd85ca
 def bleu_report(hypotheses, references, target_language="de", loss=None, bootstrap=1000,
-                seed=12345, path=None, cased=True,
+                seed=12345, path=None, cased=True, facts=None,
                 token="token of the model's vocabulary, end of sentence included"):
     """A `BleuReport` of translations, by every definition in `DEFINITIONS` (6.1).
 
@@ -213,10 +214,15 @@ def bleu_report(hypotheses, references, target_language="de", loss=None, bootstr
     loss: mean negative log-likelihood in nats per token, as from `validation_loss`, for the
     perplexity; `token` says what a token is. bootstrap: resamples for the 95 % intervals; 0 for
     none. path: where to write the report, ending in .json; the hypotheses go to the .txt beside it.
-    cased: False leaves out the cased scores. Raises TypeError for anything but lists of strings,
-    ValueError for lists of different lengths and for line breaks.
+    cased: False leaves out the cased scores. facts: further entries of the report in `path`. Raises
+    TypeError for anything but lists of strings, ValueError for lists of different lengths, line
+    breaks, a loss beyond any perplexity, and a single resample.
     """
     hypotheses, references = check_lines(hypotheses, references)
+    if loss is not None and not 0 <= loss < 700:
+        raise ValueError(f"loss={loss} has no perplexity: give a number of nats per token")
+    if isinstance(bootstrap, bool) or bootstrap < 0 or bootstrap == 1:
+        raise ValueError(f"bootstrap={bootstrap}: give 2 or more resamples, or 0 for no intervals")
     if path is not None and Path(path).suffix != ".json":
         raise ValueError(f"path={str(path)!r} does not end in .json: give the name of the report; "
                          "the sentences go to the .txt beside it")
@@ -231,7 +237,7 @@ def bleu_report(hypotheses, references, target_language="de", loss=None, bootstr
         entries["perplexity"] = Score(math.exp(loss), None, None, definition, signature)
     report = BleuReport(entries, len(hypotheses), target_language, int(bootstrap), int(seed))
     if path is not None:
-        _write(report, hypotheses, Path(path))
+        _write(report, hypotheses, Path(path), facts or {})
     return report
 
 # %% ../../notebooks/19_scores.ipynb #8deba885

@@ -178,6 +178,14 @@ def test_what_will_not_do_is_refused(hypotheses, references, error, message):
         bleu_report(hypotheses, references, path="report.txt")
 
 
+@pytest.mark.parametrize("name, value", [
+    ("loss", math.nan), ("loss", math.inf), ("loss", 1000.0), ("bootstrap", 1), ("bootstrap", True),
+    ("bootstrap", -3)])
+def test_numbers_without_a_meaning_are_named(name, value):
+    with pytest.raises(ValueError, match=f"{name}={value}"):
+        bleu_report(["a"], ["a"], **{name: value})
+
+
 # Training cost (C23)
 
 def test_c23_hardware_gives_the_printed_costs():
