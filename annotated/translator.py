@@ -15,7 +15,8 @@ from itertools import islice
 import torch
 
 from annotated.data.batches import pad
-from annotated.data.tokenizers import BEGIN, UNSPACED, base_language
+from annotated.data.normalization import base_language
+from annotated.data.tokenizers import BEGIN, UNSPACED
 from annotated.fast.engines import make_engine
 from annotated.model.multi_head import record_attention
 from annotated.training import distributed
@@ -72,7 +73,7 @@ def cross_attention(model, source, target):
     with evaluating(model), record_attention(model) as weights:
         model.hidden(torch.tensor([source], device=device), fed)
     path = f"decoder.layers.{model.config.N - 1}.cross_attention"
-    return weights[path][0].mean(dim=0)[: len(target)].double().cpu()
+    return weights[path][0].mean(dim=0)[: len(target)].cpu().double()
 
 
 def best_translations(saved, sentence, parts, attention):

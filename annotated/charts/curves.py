@@ -31,18 +31,24 @@ def lines_chart(series, x=None, x_label="", y_label="", log_x=False, log_y=False
 
     `x` serves all lines (default 1, 2, …); `markers` shows the points (None: up to 20 of them);
     `bands`: name -> (low, high) shades a range. Returns the axes. Raises ValueError when lengths
-    differ, or without a line.
+    differ, for a band of no line, and without a line.
     """
     pairs = _series(series, x)
     if not pairs:
         raise ValueError("series is empty: give at least one line")
+    bands = {as_text(name): edges for name, edges in (bands or {}).items()}
+    if unknown := bands.keys() - pairs.keys():
+        raise ValueError(f"bands of {', '.join(unknown)}: series has {', '.join(pairs)}")
     ax = new_axes(ax, 6.3, 3.5)
     for i, (name, (xs, ys)) in enumerate(pairs.items()):
         colour, points = CYCLE[i % len(CYCLE)], len(xs) <= 20 if markers is None else markers
         ax.plot(xs, ys, marker="osD^vPX*"[i % 8] if points else None, markersize=4.5, label=name,
                 color=colour, linestyle=("-", "--", "-.", ":")[i % 4])
-        if name in (bands or {}):
+        if name in bands:
             low, high = (as_array(edge, f"bands {name!r}", 1) for edge in bands[name])
+            if not len(low) == len(high) == len(xs):
+                raise ValueError(f"bands {name!r} have {len(low)} and {len(high)} points: the line "
+                                 f"has {len(xs)}")
             ax.fill_between(xs, low, high, color=colour, alpha=0.18, linewidth=0)
     ax.set(xlabel=x_label, ylabel=y_label, title=title or "")
     ax.set(xscale="log" if log_x else "linear", yscale="log" if log_y else "linear")

@@ -83,6 +83,7 @@ def translate_ids(translator, ids, rows, limit=256, beam=1, alpha=0.6):
     share = math.ceil(len(rows) / translator.num_translators)  # so that no worker is idle
     results = translator.translate_batch(tokens, beam_size=beam, length_penalty=alpha,
                                          max_decoding_length=limit, max_batch_size=min(64, share),
+                                         max_input_length=0,  # whole, however long
                                          suppress_sequences=special)
     return [[ids[token] for token in result.hypotheses[0]] for result in results]
 

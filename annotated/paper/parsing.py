@@ -220,7 +220,8 @@ def parse_sentences(model, vocabulary, sentences, beam=21, alpha=0.3, extra=300,
             raise TypeError(f"sentences[{index}] is {words!r:.40}: give a list of its words")
     sources = [[*vocabulary.encode_words(words), END] for words in sentences]
     trees, budget = [None] * len(sources), max(max_tokens // max(beam, 1), *map(len, sources), 0)
-    batches = token_batches([(len(source),) * 2 for source in sources], budget, order="sorted")
+    lengths = [(len(source),) * 2 for source in sources]
+    batches = token_batches(lengths, budget, order="sorted") if sources else []
     most = model.config.max_length if model.config.positions == "learned" else 1 << 30
     for batch in tqdm(batches, "parsing", disable=not show_progress):
         source = pad([sources[i] for i in batch]).to(next(model.parameters()).device)

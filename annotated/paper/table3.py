@@ -120,9 +120,9 @@ def _in_proportion(name, value, base):
 def rows(scale="paper", vocab_size=None):
     """A list of every row of Table 3 as a `Row`, in the paper's order (6.2).
 
-    scale: a name in `SCALES`, or a `Scale`; vocab_size replaces the scale's. Sizes are changed in
-    proportion to the base model. Raises ValueError for an unknown name, and for a base model whose
-    sizes do not divide.
+    scale: a name in `SCALES`, or a `Scale`; vocab_size replaces the scale's, which those of the toy
+    language lack. Sizes are changed in proportion to the base model. Raises ValueError for an
+    unknown name, and for a base model whose sizes do not divide.
     """
     if isinstance(scale, str) and scale not in SCALES:
         raise ValueError(f"scale={scale!r} is unknown: give one of {', '.join(SCALES)}")
@@ -149,7 +149,7 @@ class RightTokens(LabelSmoothingLoss):
 
     def forward(self, logits, target):
         """The number of right predictions; logits (…, vocab_size), target (…)."""
-        return ((logits.argmax(dim=-1) == target) & (target != self.pad_id)).sum().double()
+        return ((logits.argmax(dim=-1) == target) & (target != self.pad_id)).sum().float()
 
 
 def token_accuracy(model, pairs):

@@ -64,7 +64,8 @@ class ProgressBar(Callback):
                         disable=ranks()[0] > 0)
 
     def on_validation(self, run, row):
-        self.last = (f", train {row['train_loss']:.3f}, valid {row['valid_loss']:.3f}, "
+        trained = "–" if row["train_loss"] is None else f"{row['train_loss']:.3f}"
+        self.last = (f", train {trained}, valid {row['valid_loss']:.3f}, "
                      f"perplexity {row['valid_perplexity']:.2f}")
 
     def on_step(self, run):

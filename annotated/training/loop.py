@@ -167,7 +167,7 @@ def rehearse(model, pairs, criterion, config):
             forward_backward(model, parts, ids.numel(), criterion, config.precision)
         del later
     except RuntimeError as error:
-        if "memory" not in str(error):
+        if "allocate" not in str(error):
             raise
         raise MemoryError(f"the largest batch, {rows} pairs of up to {width} tokens, does not fit "
                           f"into memory ({str(error).splitlines()[0]}): give a smaller max_tokens, "
@@ -230,13 +230,14 @@ def train(model, train_pairs, valid_pairs, config, show_progress=True, run_folde
     """Train `model` in place on pairs of ids; return the log, one row per validation (5.2, 5.3).
 
     A row holds step; train_loss (with smoothing and dropout, in nats per token, since the last
-    row); valid_loss and valid_perplexity (without); rate; tokens (real ones, so far);
-    gradient_norm (unclipped, mean since the last row); skipped (steps whose gradients were not
-    finite). run_folder: for the log and checkpoints, with the `tokenizer`; the run resumes from the
-    newest checkpoint, and SIGTERM, SIGHUP or Ctrl-C ends it with status 75. report: called with
-    each row and the speed; callbacks: in addition to the default ones. Sets the global seed. All
-    ranks call this. Raises ValueError for pairs that do not fit, a diverging loss, the folder of
-    another run and ranks that differ, and MemoryError for a batch that is too large.
+    row; None if all were skipped); valid_loss and valid_perplexity (without); rate; tokens (real
+    ones, so far); gradient_norm (unclipped, mean since the last row); skipped (steps whose
+    gradients were not finite). run_folder: for the log and checkpoints, with the `tokenizer`; the
+    run resumes from the newest checkpoint, and SIGTERM, SIGHUP or Ctrl-C ends it with status 75.
+    report: called with each row and the speed; callbacks: in addition to the default ones. Sets the
+    global seed. All ranks call this. Raises ValueError for pairs that do not fit, a diverging loss,
+    the folder of another run and ranks that differ, MemoryError for a batch that is too large, and
+    OSError for a folder that cannot be written.
     """
     train_arrays, valid_arrays = as_arrays(train_pairs), as_arrays(valid_pairs)
     check_fit(config.max_tokens, train_pairs=train_arrays, valid_pairs=valid_arrays)

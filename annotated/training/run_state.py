@@ -11,9 +11,11 @@ import json
 import math
 import time
 from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 
 import torch
 
+from annotated.files import check_output
 from annotated.model.transformer import Transformer
 from annotated.training.builders import builder_of
 from annotated.training.checkpoints import add_to_run, checkpoint_contents, read_newest
@@ -42,7 +44,8 @@ def run_facts(model, config, pairs, tokenizer=None):
     training |= {} if config.schedule == "noam" else {"steps": config.steps}  # on which it depends
     built = {} if (name := builder_of(model)) == "transformer" else {"builder": name}
     return {"vocabulary": tokenizer and tokenizer.digest(), "model": asdict(model.config) | built,
-            "training configuration": training, "corpus": digest.hexdigest()}
+            "training configuration": training, "corpus": digest.hexdigest(),
+            "pairs": list(map(len, pairs))}
 
 # %% ../../notebooks/85_run_state.ipynb #rs85df01
 def first_difference(before, now):
@@ -181,7 +184,7 @@ class RunState(Progress):
         if not valid_loss < 100:  # or NaN
             raise ValueError(f"the validation loss is {valid_loss} at step {self.step}: give a "
                              "smaller factor or a longer warmup")
-        mean, norm = (math.fsum(some) / len(some) if some else math.nan
+        mean, norm = (math.fsum(some) / len(some) if some else None  # all updates were skipped
                       for some in (self.losses, self.norms))
         row = {"step": self.step, "train_loss": mean, "valid_loss": valid_loss,
                "valid_perplexity": math.exp(valid_loss), "rate": rate, "tokens": self.tokens,
@@ -204,7 +207,9 @@ def save_run(run, run_folder, tokenizer, scheduled, write):
                          for kind, generator in generators(run.device).items()})
     if ranks()[0] == 0:
         progress = {name: getattr(run, name) for name in SAVED} | {
-            "schedule": run.schedule.state_dict(), "random": states, "facts": run.facts}
+            "schedule": run.schedule.state_dict(), "random": states, "facts": run.facts,
+            "groups": [{name: value for name, value in group.items() if name != "params"}
+                       for group in run.optimizer.param_groups]}
         contents = checkpoint_contents(run.model, tokenizer, {"scheduled": scheduled},
                                        run.optimizer, progress)
         write(add_to_run, run_folder, run.step, contents, run.config.keep_last)
@@ -213,13 +218,19 @@ def save_run(run, run_folder, tokenizer, scheduled, write):
 def resume_run(run, run_folder):
     """Go on from the newest whole checkpoint in a run folder, if there is one.
 
-    ValueError on all ranks for a folder of a run with other facts, or without a whole checkpoint.
+    ValueError on all ranks for a folder of a run with other facts or without a whole checkpoint,
+    OSError for one that cannot be written.
     """
-    saved = run_on_rank_zero(lambda: read_newest(run_folder))
+    def newest():
+        check_output(Path(run_folder) / "log.jsonl")  # now rather than at its first row
+        return read_newest(run_folder)
+
+    saved = run_on_rank_zero(newest)
     if saved is None:
         return
     weights, state, progress = saved
-    difference = first_difference(progress["facts"], json.loads(json.dumps(run.facts)))
+    before = {"pairs": run.facts["pairs"]} | progress["facts"]  # which earlier checkpoints lack
+    difference = first_difference(before, json.loads(json.dumps(run.facts)))
     if difference is not None:
         what, name, before, now = difference
         raise ValueError(f"run folder {run_folder} was made with another {what} ({name} was "
@@ -230,9 +241,13 @@ def resume_run(run, run_folder):
     progress.setdefault("position", progress.get("place"))  # its name in earlier checkpoints
     for name in SAVED:
         setattr(run, name, progress.get(name, getattr(run, name)))
-    run.schedule.load_state_dict(progress["schedule"])
-    for group, rate in zip(run.optimizer.param_groups, run.schedule.get_last_lr(), strict=True):
-        group["lr"] = rate  # PyTorch's schedules leave it as it was
+    # what only JSON has changed, such as the keys of a dict, is taken from the new schedule
+    new, saved = run.schedule.state_dict(), progress["schedule"]
+    run.schedule.load_state_dict(saved | {name: new[name] for name in new.keys() & saved.keys()
+                                          if json.loads(json.dumps(new[name])) == saved[name]})
+    groups = progress.get("groups", [{"lr": rate} for rate in run.schedule.get_last_lr()])
+    for group, values in zip(run.optimizer.param_groups, groups, strict=True):
+        group.update(values)  # the rate, and what else a schedule changes
     run.finished, run.start = run.step >= run.config.steps, (time.time(), run.tokens)
     rank, world = ranks()
     if len(progress["random"]) != world:  # other dropout, but nobody repeats what was drawn

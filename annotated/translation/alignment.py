@@ -20,9 +20,11 @@ def links_from_attention(weights: Float[Tensor, "m n"], source_length=None, targ
     if weights.dim() != 2:
         raise ValueError(f"weights have shape {tuple(weights.shape)}: "
                          "give (target, source) of one sentence and one head, or of their mean")
-    columns = weights.shape[1] if source_length is None else source_length
-    if columns < 1 or (target_length or 0) < 0:
-        raise ValueError(f"{columns} source and {target_length} target tokens: give 1 or more")
+    rows, columns = (most if given is None else given for given, most in zip(
+        (target_length, source_length), weights.shape, strict=True))
+    if not (0 <= rows <= weights.shape[0] and 1 <= columns <= weights.shape[1]):
+        raise ValueError(f"{columns} source and {rows} target tokens of {tuple(weights.shape)} "
+                         "weights (target, source): give 1 or more, and no more than there are")
     weights = weights[:target_length, :source_length]
     if weights.isnan().any():
         raise ValueError("weights hold NaN: look for a row that may attend to nothing")

@@ -163,13 +163,20 @@ def generate(model, source, next_token, extra=50, steps=IncrementalDecoder):
 def greedy_decode(model, source: Int[Tensor, "batch n"], extra=50, steps=IncrementalDecoder):
     """Append the token with the largest logit, again and again, until the end token (6.1).
 
-    Arguments, result and errors are those of `generate`. A translation does not depend on the
-    batch.
+    Arguments, result and errors are those of `generate`, and ValueError for logits that are NaN. A
+    translation does not depend on the batch.
     """
-    def argmax(logits):  # max gives the same indices, in bfloat16 in a quarter of the time
-        return logits.max(dim=1, keepdim=True).indices
+    sums = []
 
-    return generate(model, source, argmax, extra, steps)
+    def argmax(logits):  # max gives the same indices, in bfloat16 in a quarter of the time
+        best = logits.max(dim=1, keepdim=True)
+        sums.append(best.values.sum())
+        return best.indices
+
+    translations = generate(model, source, argmax, extra, steps)
+    if sum(sums).isnan():
+        raise ValueError("the model's logits are NaN: look for weights that are not finite")
+    return translations
 
 # %% ../../notebooks/18_search.ipynb #f25ca2a4
 def sample(model, source: Int[Tensor, "batch n"], temperature=1.0, top_k=None, top_p=None, seed=0,
@@ -180,11 +187,11 @@ def sample(model, source: Int[Tensor, "batch n"], temperature=1.0, top_k=None, t
     fewest tokens that together have this probability (Holtzman et al., 2020). Raises ValueError for
     settings that leave nothing to draw.
     """
-    for name, value, fits in (("temperature", temperature, temperature > 0),
+    for name, value, fits in (("temperature", temperature, 1e-6 < temperature < 1e6),
                               ("top_k", top_k, top_k is None or top_k >= 1),
                               ("top_p", top_p, top_p is None or 0 < top_p <= 1)):
         if not fits:
-            hint = "a temperature above 0, a top_k from 1 up, a top_p above 0 and at most 1"
+            hint = "a temperature of 1e-6 to 1e6, a top_k from 1 up, a top_p above 0 and at most 1"
             raise ValueError(f"{name}={value} is invalid: give {hint}")
     generator = torch.Generator(source.device).manual_seed(seed)
 

@@ -23,6 +23,11 @@ def test_lines_chart_draws_the_points_given():
         charts.lines_chart({"a": [1, 2, 3]}, x=[1, 2])
     with pytest.raises(ValueError, match="series is empty: give at least one line"):
         charts.lines_chart({})
+    assert len(charts.lines_chart({1: [1, 2]}, bands={1: ([0, 1], [2, 3])}).collections) == 1
+    for bands, message in (({"c": ([1], [2])}, "bands of c: series has a, b"),
+                           ({"a": ([1], [2])}, "bands 'a' have 1 and 1 points: the line has 3")):
+        with pytest.raises(ValueError, match=message):
+            charts.lines_chart(series, bands=bands)
 
 
 def test_training_chart_draws_the_losses_and_skips_gaps():

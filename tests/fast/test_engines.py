@@ -1,5 +1,7 @@
 """Each engine against the plain model: what it writes, refuses, and where it falls back."""
 
+import math
+
 import pytest
 import torch
 from helpers import PAIRS, random_model
@@ -57,6 +59,27 @@ def test_a_model_that_an_engine_does_not_know_is_left_to_pytorch(saved, capfd, m
     assert "The engine ctranslate2 in fp32 is not this model" in capfd.readouterr().err
 
 
+def test_an_engine_that_computes_nan_is_not_taken(saved, capfd):
+    engine = engines.Engine("x", "bf16", None, lambda source, target: [math.nan] * len(target))
+    assert math.isnan(engines.apart(engine, saved, SOURCES))
+
+
+def test_of_two_that_convert_a_model_the_slower_takes_what_is_there(saved, monkeypatch):
+    export = engines.export_to_ctranslate2
+    monkeypatch.setattr(engines, "export_to_ctranslate2",
+                        lambda *given: (export(*given), export(*given)))
+    assert make_engine("ctranslate2", saved)(SOURCES) == search(saved.model, SOURCES)
+
+
+def test_a_long_source_is_read_whole(tmp_path, monkeypatch):
+    monkeypatch.setenv("ANNOTATED_DATA", str(tmp_path))
+    model = random_model(len(WORDS), max_length=2048).eval()
+    score = make_engine("ctranslate2", Checkpoint(model, WORDS, {})).score
+    source = [4, 5, 6, 7] * 300
+    ours = score([*source, END], [4, 5, END])
+    assert ours != score([*source[:-2], 8, 9, END], [4, 5, END])
+
+
 def test_what_ctranslate2_reads_is_made_once_and_anew_for_other_weights(saved, monkeypatch):
     made, export = [], engines.export_to_ctranslate2
     monkeypatch.setattr(engines, "export_to_ctranslate2",
@@ -75,6 +98,10 @@ def test_a_sentence_beyond_the_table_of_positions_is_not_cut(saved):
 
 def without_ctranslate2(saved, precision):
     raise ImportError("no ctranslate2 here")
+
+
+def without_cuda(saved, precision):
+    raise RuntimeError("no libcublas here")
 
 
 def with_silu(layer, x):
@@ -110,6 +137,11 @@ def test_auto_leaves_out_what_cannot_compute_the_model_and_says_why(
         silu.setattr(PositionwiseFeedForward, "forward", with_silu)
         assert make_engine("auto", saved).name == "torch"
     assert "ctranslate2: it computes another model" in capsys.readouterr().err
+    with monkeypatch.context() as broken:
+        broken.setitem(engines.ENGINES, "ctranslate2", without_cuda)
+        broken.setattr(engines.files, "write_json", without_cuda)
+        assert make_engine("auto", saved).name == "torch"
+    assert "ctranslate2: no libcublas here" in capsys.readouterr().err
     with monkeypatch.context() as without:
         without.setitem(engines.ENGINES, "ctranslate2", without_ctranslate2)
         assert make_engine("auto", saved).name == "torch"

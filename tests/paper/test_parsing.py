@@ -220,6 +220,7 @@ def test_paper_settings_are_the_defaults_and_bad_sentences_are_named(monkeypatch
     monkeypatch.setattr(parsing, "beam_search", lambda model, source, *settings, **_:
                         seen.append(settings) or [[([5], 0.0)]] * len(source))
     assert not parse_sentences(*untrained, [["a", "b"]])[0]
+    assert parse_sentences(*untrained, []) == []
     options = Parse("gum", "x")
     assert seen == [(21, 0.3, 300)] == [(options.beam, options.alpha, options.extra)]
 

@@ -175,6 +175,8 @@ def test_gradients_that_are_not_finite_are_skipped_and_logged(every, monkeypatch
     counted = {entry["step"].item() for entry in runs[0].optimizer.state.values()}
     assert counted == {16 - len(skipped)}, "Adam counts the updates"
     assert log[-1]["rate"] == noam_rate(16, 16, QUICK.warmup, QUICK.factor), "the rate the steps"
+    (row,) = trained(Poisoned(tiny().config), PAIRS[1:2], steps=2, max_skipped=9, validate_every=2)
+    assert row["train_loss"] is row["gradient_norm"] is None, "NaN is no JSON"
     message = "gradients of 4 steps in a row are not finite, the last at step 4 with training pairs"
     with pytest.raises(ValueError, match=message):
         trained(Poisoned(tiny().config), PAIRS[1:2], steps=30, max_skipped=4, validate_every=30)
@@ -212,6 +214,9 @@ def test_too_little_memory_is_named_before_the_first_update(monkeypatch):
     monkeypatch.setattr(model, "hidden", full)
     message = "largest batch, .* pairs of up to 5 tokens, does not .*smaller max_tokens"
     with pytest.raises(MemoryError, match=message):
+        trained(model)
+    monkeypatch.setattr(model, "hidden", lambda *_: torch.ones(2) @ torch.ones(3))
+    with pytest.raises(RuntimeError, match="size"):  # a mistake of the model's
         trained(model)
     monkeypatch.setattr(model, "hidden", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):

@@ -1,6 +1,7 @@
 """The state of a run: what must agree, and that it goes on with the same bits."""
 
 import json
+import shutil
 from dataclasses import fields, replace
 
 import pytest
@@ -13,6 +14,7 @@ from annotated.data.tokenizers import WordTokenizer
 from annotated.training import distributed, loader, loop, run_state
 from annotated.training.checkpoints import load_checkpoint, run_checkpoints
 from annotated.training.loop import TrainingConfig, start_run, train
+from annotated.training.schedule import SCHEDULES
 
 pytestmark = pytest.mark.usefixtures(one_thread.__name__)
 
@@ -61,6 +63,25 @@ def test_going_on_begins_where_it_stopped(undisturbed, tmp_path, monkeypatch, na
     assert ends[0] == ends[1]
 
 
+@pytest.mark.parametrize("schedule", [
+    lambda optimizer, *_: torch.optim.lr_scheduler.MultiStepLR(optimizer, [8, 11]),
+    lambda optimizer, *_: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, 14)])
+def test_any_schedule_of_pytorch_goes_on_as_it_was(schedule, tmp_path, monkeypatch):
+    monkeypatch.setitem(SCHEDULES, "theirs", schedule)
+    config = replace(LONG, schedule="theirs", save_every=6)
+    whole = run(tmp_path / "whole", config=config)
+    for checkpoint in run_checkpoints(tmp_path / "whole")[1:]:
+        shutil.rmtree(checkpoint)
+    log, model = run(tmp_path / "whole", config=config, seed=5)
+    assert torch.equal(state(model), state(whole[1])) and log[-1]["rate"] == whole[0][-1]["rate"]
+
+
+def test_a_folder_that_cannot_hold_a_run_is_named_at_once(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(FileExistsError, match="file"):
+        run(tmp_path / "file", config=replace(LONG, steps=1))
+
+
 @pytest.mark.parametrize("name, damage", [
     ("model.safetensors", lambda data: data[:-7]), ("manifest.json", None), ("progress.json", None),
     ("optimizer.safetensors", lambda data: data[:-1] + bytes([data[-1] ^ 4]))])
@@ -89,11 +110,14 @@ def test_another_vocabulary_model_or_corpus_is_refused_by_name(tmp_path):
         return train(model, pairs, PAIRS[:1], config, False, tmp_path / folder, tokenizer)
 
     go("list", words, PAIRS[:2])
+    train(random_model(len(words)), [*PAIRS[:2], PAIRS[0]][:1], [PAIRS[1], PAIRS[0]],
+          replace(LONG, steps=12), False, tmp_path / "split", words)  # the same, split elsewhere
     assert len(go("disk", words, disk, 4)) == 2 and len(go("disk", words, disk, 8)) == 4
     for folder, message, given, changes in (
             ("list", "list was made with another vocabulary", (more, PAIRS[:2]), {}),
             ("list", "another model .d_ff was 32 and is now 64", (words, PAIRS[:2]), {"d_ff": 64}),
             ("list", "another corpus", (words, PAIRS[:3]), {}),
+            ("split", "another pairs", (words, PAIRS[:2]), {}),
             ("disk", "another corpus", (words, other), {})):
         with pytest.raises(ValueError, match=message):
             go(folder, *given, 14, **changes)

@@ -15,14 +15,15 @@ def test_links_are_the_largest_weight_of_each_row():
     assert links_from_attention(weights, 3, 0) == set()
 
 
-@pytest.mark.parametrize("weights, message", [
-    (torch.ones(2, 3, 3), r"weights have shape \(2, 3, 3\): give \(target, source\)"),
-    (torch.full((1, 2), torch.nan), "weights hold NaN"), (torch.ones(2, 0), "0 source and None"),
+@pytest.mark.parametrize("weights, lengths, message", [
+    (torch.ones(2, 3, 3), (), r"weights have shape \(2, 3, 3\): give \(target, source\)"),
+    (torch.full((1, 2), torch.nan), (), "hold NaN"), (torch.ones(2, 0), (), "0 source and 2"),
+    (torch.ones(2, 3), (4, 2), "4 source and 2"), (torch.ones(2, 3), (3, 3), "3 source and 3"),
 ])
 @pytest.mark.usefixtures("unenforced")
-def test_weights_that_will_not_do(weights, message):
+def test_weights_that_will_not_do(weights, lengths, message):
     with pytest.raises(ValueError, match=message):
-        links_from_attention(weights)
+        links_from_attention(weights, *lengths)
 
 
 def test_alignment_errors_worked_by_hand():

@@ -193,8 +193,9 @@ def test_c26_the_beam_is_the_papers_where_nobody_says_otherwise():
     (greedy_decode, "extra", -1, "0 or more"), (beam_search, "extra", -1, "0 or more"),
     (beam_search, "beam", 0, "give 1"), (beam_search, "alpha", -0.1, "give 0"),
     (beam_search, "alpha", math.nan, "give 0"), (beam_search, "n_best", 5, "at most beam=4"),
-    (beam_search, "n_best", 0, "at least 1"), (sample, "temperature", 0, "above 0"),
-    (sample, "temperature", math.nan, "above 0"), (sample, "top_k", 0, "from 1 up"),
+    (beam_search, "n_best", 0, "at least 1"), (sample, "temperature", 0, "1e-6 to 1e6"),
+    (sample, "temperature", math.nan, "1e-6 to 1e6"), (sample, "temperature", math.inf, "1e-6"),
+    (sample, "top_k", 0, "from 1 up"),
     (sample, "top_p", 0.0, "at most 1"), (sample, "top_p", 1.1, "at most 1")])
 def test_bad_options_are_refused(call, name, value, mend):
     with pytest.raises(ValueError, match=f"{name}={value} is invalid.*{mend}"):
@@ -211,8 +212,9 @@ def test_scores_that_are_no_numbers_are_named():
     model = tiny()
     with torch.no_grad():
         model.decoder.layers[0].feed_forward.W_1.weight[0, 0] = math.nan
-    with pytest.raises(ValueError, match="scores are NaN: look for weights"):
-        beam_search(model, torch.tensor([[4, 5, END]]))
+    for decode in (beam_search, greedy_decode):
+        with pytest.raises(ValueError, match="are NaN: look for weights"):
+            decode(model, torch.tensor([[4, 5, END]]))
 
 
 # Sampling
