@@ -34,7 +34,7 @@ def handle(request):
 def start(code, *arguments):
     """A worker that answers requests by the function `handle` of this code."""
     code = ("import os, sys, time\nfrom benchmarks.harness import serve\n" + code
-            + "serve(handle, sys.stdin, sys.stdout)")
+            + "\nserve(handle, sys.stdin, sys.stdout)")
     return Worker([sys.executable, "-c", code, *arguments], os.environ | {"PYTHONPATH": str(ROOT)})
 
 
@@ -363,8 +363,7 @@ def handle(request):
     count[0] += 1
     if name == "torch" and count[0] == 2: os._exit(1)
     reply = {"seconds": 0.5 if name == "torch" else 0.25, "tokens": 100}
-    return reply | ({"peak": 5} if request["warmup"] else {})
-"""
+    return reply | ({"peak": 5} if request["warmup"] else {})"""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(program.LoadMonitor, "other_load", lambda self: load)
     monkeypatch.setattr(program, "start_worker", lambda system, _: start(code, system))
@@ -500,8 +499,7 @@ def handle(request):
     if request["method"] == "build":
         return {"parameters": 1, "versions": {}}
     assert request["setting"] == [1, 1], request
-    return {"seconds": 3.0, "start": 1.0 + n, "end": 4.0 + n, "tokens": 40 * request["batch"]}
-"""
+    return {"seconds": 3.0, "start": 1.0 + n, "end": 4.0 + n, "tokens": 40 * request["batch"]}"""
     numbers = itertools.count()
     monkeypatch.setattr(program, "start_worker", lambda *_: start(code, str(next(numbers))))
     cell = workloads.Cell("greedy", "tiny", (workloads.Contender("annotated"),), batch=33)

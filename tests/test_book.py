@@ -80,12 +80,6 @@ def test_what_a_page_shows_comes_from_earlier_pages_and_the_appendix(path):
     assert not later, f"page {path.name[:2]} needs what comes later: {later}"
 
 
-@by_page
-def test_links_between_pages_lead_somewhere(path):
-    for target in re.findall(r"\]\(([\w./-]+\.ipynb)[#)]", "\n".join(texts(path))):
-        assert (path.parent / target).is_file(), f"{path.name} links to {target}"
-
-
 @some("00", "97")
 def test_pages_have_three_to_five_exercises_with_solutions_that_ran(path):
     own = sum((group for group in sections(cells(path))

@@ -364,8 +364,7 @@ def test_export_fails_where_the_export_differs(checkpoint, capsys, monkeypatch):
 @pytest.mark.parametrize("name, value", [
     (None, None), ("largest difference of a logit", 2e-4), ("weights come back to the bit", False),
     ("same greedy output", 2), ("same greedy output of CTranslate2", 2),
-    ("same ids of the source", 2),
-])
+    ("same ids of the source", 2)])
 def test_export_passes_only_if_everything_agrees(checkpoint, capsys, monkeypatch, name, value):
     facts = {"largest difference of a logit": 2e-5, "weights come back to the bit": True,
              "same greedy output": 3, "same ids of the source": 3,
@@ -386,8 +385,7 @@ def test_export_passes_only_if_everything_agrees(checkpoint, capsys, monkeypatch
     ("checkpoint --check empty.txt", "holds no sentences"),
     ("checkpoint --check gone.txt", "gone.txt"),
     ("checkpoint --report report.json", "--report needs --check: give both"),
-    ("checkpoint --quantization int8", "--quantization needs --ctranslate2: give both"),
-])
+    ("checkpoint --quantization int8", "--quantization needs --ctranslate2: give both")])
 def test_export_says_what_is_wrong_in_one_line(checkpoint, line, message, capsys):
     save_checkpoint("bare", random_model())
     Path("empty.txt").write_text("\n")

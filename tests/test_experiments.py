@@ -47,8 +47,6 @@ def test_scripts_are_shell_and_give_options_that_the_commands_know(script):
             assert str(options.out).startswith("$")
 
 
-
-
 def test_both_losses_of_a_checkpoint_are_those_of_pytorch(tmp_path):
     pairs = [("The dog sleeps .", "Der Hund schläft ."), ("A bear reads .", "Ein Bär liest .")]
     tokenizer = SubwordTokenizer.fit(pairs, 280)
@@ -85,8 +83,6 @@ def test_r_drop_is_half_of_the_published_loss_of_both_readings():
     assert kl > 1 and torch.equal(loss.of_hidden(first, weight, target), expected)
     twice = torch.cat([first, first], dim=-1)
     assert torch.allclose(loss.of_hidden(twice, weight, target), expected)
-
-
 
 
 def test_c17_training_pairs_are_short_and_the_longer_ones_are_held_out():

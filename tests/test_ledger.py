@@ -17,14 +17,12 @@ says = "The order is as printed."
 [[C1.part]]
 says = "as printed"
 figure = ["moved by"]
-
 [C2]
 section = "5.4"
 says = "It helps."
 [[C2.part]]
 says = "helps"
-figure = ["C2:"]
-"""
+figure = ["C2:"]"""
 EXACT = ("# C1: the order is as printed\nassert moved == 0", "moved   by 0.00\nand more\n")
 MEASURED = ("#| hide\n# alt: a picture\n# C2 (measured): it helps", "C2: 3 instead of 2, holds\n")
 TESTS = "def test_c1_order(): ...\n\nclass TestMore:\n    def test_c2_helps(self): ...\n"

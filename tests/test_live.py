@@ -105,8 +105,7 @@ const given = JSON.parse(fs.readFileSync(0, "utf8")), DATA = require(file);
 const net = new T.Transformer(DATA);
 const words = DATA.subwords ? new Subwords(DATA.subwords) : DATA.vocabulary && new W.Words(DATA);
 const plain = (key, x) => (ArrayBuffer.isView(x) ? [...x] : x);
-const answer = (x) => console.log(JSON.stringify(x, plain));
-"""
+const answer = (x) => console.log(JSON.stringify(x, plain));"""
 ENCODE = "answer(given.map((text) => words.encode(text)));"
 
 
@@ -158,8 +157,7 @@ def test_hundreds_of_translations_are_the_library_s(folder, name, library):
       const { output, score } = i % 8 ? { output: [] } : T.beamSearch(net, source);
       const brief = i % 40 ? [] : T.beamSearch(net, source, 4, 0.6, 1).output; // mostly cut off
       return [words.decode(T.greedy(net, source)), words.decode(output), score, brief];
-    }));
-    """
+    }));"""
     draw, words = random.Random(0), [word for text in library.sentences for word in text.split()]
     by_chance = [draw.choices(words, k=k % 20 + 1) for k in range(80 if name == "toy" else 0)]
     sentences = [*library.sentences, *map(" ".join, by_chance)]

@@ -27,21 +27,16 @@ import torch
 from annotated.training.checkpoints import run_checkpoints
 from annotated.training.distributed import all_gather, parallelize, process_group, ranks
 from small_runs import LONG, PAIRS, Poisoned, run, tiny
-
 def long_run(folder, hook=None):
     config = replace(LONG, steps=40, accumulate=1, validate_every=10)
     return run(folder, ranks()[0], config, PAIRS * 12, hook)
-
-torch.set_num_threads(1)
-'''
+torch.set_num_threads(1)'''
 FAULTY = LONG_RUN + '''
 folder, fault, timeout = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
 rank, life = int(os.environ["RANK"]), int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
 note = Path(f"{folder}.{rank}.{life}")  # who this is and where it begins
 note.write_text(f"{os.getpid()} {[path.name for path in run_checkpoints(folder)][-1:]}")
-
 calls = []
-
 def act(*_):
     calls.append(1)
     if fault == "slow":
@@ -50,27 +45,23 @@ def act(*_):
         while fault != "term" and not (folder / "step-00000018").is_dir():
             time.sleep(0.02)  # a thread of rank 0 writes it
         os.kill(os.getpid(), getattr(signal, f"SIG{fault.upper()}"))
-
 with process_group("cpu", timeout):
     note.with_suffix(f".{life}.met").touch()
     try:
         long_run(folder, act)
     except SystemExit as stopped:
         note.with_suffix(".code").write_text(str(stopped.code))
-        raise
-'''
+        raise'''
 WORKER = LONG_RUN + '''
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from annotated.training import loop
 from annotated.training.loader import BatchLoader
-
 def counted(model):
     network = parallelize(model)
     if ranks()[1] > 1:
         network.register_comm_hook(
             None, lambda s, bucket: (sent.append(1), allreduce_hook(s, bucket))[1])
     return network
-
 with process_group("cpu", 60):
     sent, seen, load, loop.parallelize = [], [], BatchLoader.load, counted
     BatchLoader.load = lambda loader, numbered: (
@@ -88,8 +79,7 @@ with process_group("cpu", 60):
     if ranks()[1] > 1:
         long_run(Path(sys.argv[1]))
     if ranks()[0] == 0:
-        print(json.dumps(report))
-'''
+        print(json.dumps(report))'''
 
 
 def execute(command):

@@ -81,19 +81,6 @@ def test_every_row_of_the_record_was_scored_as_was_chosen_on_val():
         assert facts["sentences"] == 1000
 
 
-def test_the_row_named_published_has_the_published_recipe():
-    """Transformer-Tiny of Wu et al. (2021): an epoch is 58 updates."""
-    record = read_json_lines(ROOT / "results/multi30k_record.jsonl")
-    runs = [run for run in record if (run["row"], run["split"]) == ("published", "test")]
-    expected = {"vocab_size": 10_000, "N": 4, "d_model": 128, "d_ff": 256, "h": 4, "dropout": 0.3,
-                "max_tokens": 8192, "accumulate": 2, "label_smoothing": 0.1, "steps": 138 * 58,
-                "validate_every": 58, "save_every": 58, "patience": 10, "warmup": 2000}
-    for facts in runs:
-        assert expected.items() <= (facts["model"] | facts["training"]).items()
-        assert facts["training"]["factor"] * (128 * 2000)**-0.5 == pytest.approx(0.005, rel=1e-3)
-    assert runs
-
-
 def test_a_line_that_is_no_json_is_named(tmp_path):
     (tmp_path / "log.jsonl").write_text('{"step": 1}\n{"step"\n')
     with pytest.raises(ValueError, match=r"log\.jsonl, line 2 is no JSON"):

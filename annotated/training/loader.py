@@ -33,19 +33,14 @@ class BatchLoader:
     """The endless batches of a run, epoch after epoch (5.1).
 
     pairs: pairs of ids, a list or `PairArrays`; config: a `TrainingConfig`, whose max_tokens,
-    accumulate and seed are used. Iterating yields a `LoadedBatch` for each batch after `position`.
+    accumulate and seed are used; position: (epoch, number of its batches that are over), after
+    which it begins. Iterating yields a `LoadedBatch` for each batch.
     """
 
-    def __init__(self, pairs, config, device="cpu"):
+    def __init__(self, pairs, config, device="cpu", position=(0, 0)):
         self.pairs, self.config, self.device = as_arrays(pairs), config, torch.device(device)
         self.rank, self.world = ranks()
-        self.position = (0, 0)  # (epoch, batches of it that are over)
-
-    def seek(self, position, steps):
-        """Begin after a position; if it is None, as in old checkpoints, after `steps` batches."""
-        if position is None:
-            position, _ = next(islice(self.whole_batches(), steps - 1, None))
-        self.position = tuple(position)
+        self.position = position
 
     def whole_batches(self):
         """Endless (position, indices), the same on all ranks."""

@@ -242,8 +242,7 @@ def train(model, train_pairs, valid_pairs, config, show_progress=True, run_folde
     train_arrays, valid_arrays = as_arrays(train_pairs), as_arrays(valid_pairs)
     check_fit(config.max_tokens, train_pairs=train_arrays, valid_pairs=valid_arrays)
     run = start_run(model, config, (train_pairs, valid_pairs), run_folder, tokenizer)
-    loader = BatchLoader(train_arrays, config, run.device)
-    loader.seek(run.position, run.step)
+    loader = BatchLoader(train_arrays, config, run.device, run.position)
     criterion = loss(config.label_smoothing, model.config.pad_id, reduction="sum")
     rehearse(model.train(), train_arrays, criterion, config)
     network, optimizer, schedule = parallelize(model), run.optimizer, run.schedule

@@ -35,7 +35,6 @@ def run_facts(model, config, pairs, tokenizer=None):
     pairs: the splits, each a list of pairs of ids, or something that knows its `digest`.
     """
     free = ["steps", "patience", "save_every", "keep_last", "max_skipped"]
-    free += [] if config.clip else ["clip"]  # earlier checkpoints lack it
     digest = hashlib.sha256()
     for split in pairs:
         for part in [split.digest] if hasattr(split, "digest") else map(repr, split):
@@ -114,7 +113,7 @@ class Progress:
     """What a run has counted so far; a checkpoint holds all of it."""
 
     step: int = 0  # updates made
-    position: tuple | None = (0, 0)  # (epoch, number in it) of the last batch
+    position: tuple = (0, 0)  # (epoch, number in it) of the last batch
     tokens: int = 0  # real target tokens seen, of all ranks together
     losses: list = field(default_factory=list)  # of the updates since the last row of the log
     norms: list = field(default_factory=list)  # of their gradients
@@ -229,8 +228,7 @@ def resume_run(run, run_folder):
     if saved is None:
         return
     weights, state, progress = saved
-    before = {"pairs": run.facts["pairs"]} | progress["facts"]  # which earlier checkpoints lack
-    difference = first_difference(before, json.loads(json.dumps(run.facts)))
+    difference = first_difference(progress["facts"], json.loads(json.dumps(run.facts)))
     if difference is not None:
         what, name, before, now = difference
         raise ValueError(f"run folder {run_folder} was made with another {what} ({name} was "
@@ -238,15 +236,13 @@ def resume_run(run, run_folder):
                          "with, or give a new run folder")
     run.model.load_state_dict(weights)
     run.optimizer.load_state_dict({**run.optimizer.state_dict(), "state": state})
-    progress.setdefault("position", progress.get("place"))  # its name in earlier checkpoints
     for name in SAVED:
-        setattr(run, name, progress.get(name, getattr(run, name)))
+        setattr(run, name, progress[name])
     # what only JSON has changed, such as the keys of a dict, is taken from the new schedule
     new, saved = run.schedule.state_dict(), progress["schedule"]
     run.schedule.load_state_dict(saved | {name: new[name] for name in new.keys() & saved.keys()
                                           if json.loads(json.dumps(new[name])) == saved[name]})
-    groups = progress.get("groups", [{"lr": rate} for rate in run.schedule.get_last_lr()])
-    for group, values in zip(run.optimizer.param_groups, groups, strict=True):
+    for group, values in zip(run.optimizer.param_groups, progress["groups"], strict=True):
         group.update(values)  # the rate, and what else a schedule changes
     run.finished, run.start = run.step >= run.config.steps, (time.time(), run.tokens)
     rank, world = ranks()

@@ -38,8 +38,7 @@ def test_text_and_tree_are_the_same(tree):
     ("(S (NP (NN a))", r"1 bracket\(s\) are never closed"), ("(S (NN a)))", r"'\)' stands outside"),
     ("(S (NN a)) (S (NN b))", "outside the brackets"), ("dog", "outside the brackets"),
     ("(S (NP))", r"\(NP\) is empty"),
-    ("(S a (NN b))", r"\(S …\) holds a word beside something else"), ("  ", "there is no tree"),
-])
+    ("(S a (NN b))", r"\(S …\) holds a word beside something else"), ("  ", "there is no tree")])
 def test_what_is_no_tree_is_refused(text, reason):
     with pytest.raises(ValueError, match=reason):
         parse_tree(text)
@@ -67,8 +66,7 @@ def test_a_file_is_read_and_an_error_names_file_and_line_and_spares_the_next_tre
     ("(S (-LRB- -LRB-) (NP (NN x)))", "(S (-LRB- -LRB-) (NP (NN x)))"),
     ("(NP (NP (NN x)))", "(NP (NP (NN x)))"),
     ("(S (ADVP|PRT (PRP$ x)) (-- --) (, ,))", "(S (ADVP (PRP$ x)) (-- --) (, ,))"),
-    ("( (S (NP (-NONE- *)) (-NONE- 0)))", "None"),
-])
+    ("( (S (NP (-NONE- *)) (-NONE- 0)))", "None")])
 def test_stripped(text, expected):
     assert str(stripped(parse_tree(text))) == expected
 
@@ -154,8 +152,7 @@ def test_punctuation_is_deleted_wherever_it_hangs():
     ("(NP-SBJ (NN a))", "(NP=1 (NN a))", (1, 1, 1)),
     ("(S (NP (X a)) (Y b))", "(S (NP (NN a)) (VB b))", (2, 2, 2)),  # tags do not count
     ("(S (NP (NN a)) (VB b))", "(S (NP (NN a)) (NP (-NONE- *)) (VB b))", (2, 2, 2)),
-    ("(X (NP (NN a)) (Z (NN b)))", "(S (NP (NN a)) (VP (NN b)))", (1, 3, 3)),
-])
+    ("(X (NP (NN a)) (Z (NN b)))", "(S (NP (NN a)) (VP (NN b)))", (1, 3, 3))])
 def test_conventions(predicted, gold, expected):
     assert counts(predicted, gold) == expected
 
@@ -189,8 +186,7 @@ def test_other_words_are_an_error_and_no_exact_match_of_a_sentence_without_brack
     ([], [], "0 predicted and 0 gold"), ([None], [None, None], "1 predicted and 2 gold"),
     ([None], [None], r"gold\[0\] is no tree"),
     ([None], [Tree("NP", (Tree("-NONE-", ("*",)),))], r"gold\[0\] is no tree"),
-    ([None], [Tree("TOP", (Tree("NN", ("a",)),))], "no bracket"),
-])
+    ([None], [Tree("TOP", (Tree("NN", ("a",)),))], "no bracket")])
 def test_bad_input_to_the_score(predicted, gold, message):
     with pytest.raises(ValueError, match=message):
         bracket_f1(predicted, gold)

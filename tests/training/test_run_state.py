@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 import pytest
 import torch
 from helpers import TEXTS, one_thread, random_model, state
-from small_runs import LONG, PAIRS, digests, forge, run, tiny
+from small_runs import LONG, PAIRS, digests, run, tiny
 
 from annotated.data.prepared import write_encoded
 from annotated.data.tokenizers import WordTokenizer
@@ -28,36 +28,20 @@ def test_run_folder_changes_nothing_and_keeps_the_last(undisturbed):
     assert torch.equal(state(load_checkpoint(kept[-1]).model), undisturbed.weights)
 
 
-def as_of_an_earlier_version(folder, position):
-    """Take from a training checkpoint what earlier versions did not write, in place."""
-    names = "progress.json", "info.json"
-    progress, info = (json.loads((folder / name).read_text()) for name in names)
-    del progress["position"], progress["norms"], info["scheduled"]
-    assert "clip" not in progress["facts"]["training configuration"]
-    for row in progress["log"]:
-        del row["gradient_norm"]
-    for name, value in zip(names, (progress | position, info), strict=True):
-        forge(folder, name, json.dumps(value).encode())
-
-
 def position_of(checkpoint):
     return json.loads((checkpoint / "progress.json").read_text())["position"]
 
 
-@pytest.mark.parametrize("name", ["position", "place", None])
-def test_going_on_begins_where_it_stopped(undisturbed, tmp_path, monkeypatch, name):
+def test_going_on_begins_where_it_stopped(undisturbed, tmp_path, monkeypatch):
     run(tmp_path / "run", config=replace(LONG, steps=9))
-    last = run_checkpoints(tmp_path / "run")[-1]
-    position = position_of(last)
-    if name != "position":
-        as_of_an_earlier_version(last, {"place": position} if name else {})
+    position = position_of(run_checkpoints(tmp_path / "run")[-1])
     epochs, real = [], loader.epoch_batches
     monkeypatch.setattr(loader, "epoch_batches", lambda *given, **skip:
                         epochs.append(given[2]) or real(*given, **skip))
     log, model = run(tmp_path / "run", seed=5)
     assert torch.equal(state(model), undisturbed.weights)
     assert log[-1]["valid_loss"] == undisturbed.log[-1]["valid_loss"]
-    assert epochs[0] == ((0, position[0]) if name else (0, 0)) and position[0] > 1
+    assert epochs[0] == (0, position[0]) and position[0] > 1
     ends = [position_of(run_checkpoints(folder)[-1])
             for folder in (tmp_path / "run", undisturbed.folder)]
     assert ends[0] == ends[1]

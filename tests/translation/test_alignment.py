@@ -18,8 +18,7 @@ def test_links_are_the_largest_weight_of_each_row():
 @pytest.mark.parametrize("weights, lengths, message", [
     (torch.ones(2, 3, 3), (), r"weights have shape \(2, 3, 3\): give \(target, source\)"),
     (torch.full((1, 2), torch.nan), (), "hold NaN"), (torch.ones(2, 0), (), "0 source and 2"),
-    (torch.ones(2, 3), (4, 2), "4 source and 2"), (torch.ones(2, 3), (3, 3), "3 source and 3"),
-])
+    (torch.ones(2, 3), (4, 2), "4 source and 2"), (torch.ones(2, 3), (3, 3), "3 source and 3")])
 @pytest.mark.usefixtures("unenforced")
 def test_weights_that_will_not_do(weights, lengths, message):
     with pytest.raises(ValueError, match=message):
@@ -50,8 +49,7 @@ def test_possible_links_do_no_harm_and_need_not_be_there():
 
 @pytest.mark.parametrize("predicted, gold, message", [
     ([{(0, 0)}], [{(0, 0)}, {(1, 1)}], r"different numbers of sentences \(1 predicted, 2 gold"),
-    ([set()], [set()], "no link, neither predicted nor gold"), ([], [], "no link"),
-])
+    ([set()], [set()], "no link, neither predicted nor gold"), ([], [], "no link")])
 def test_links_that_will_not_do(predicted, gold, message):
     with pytest.raises(ValueError, match=message):
         alignment_error_rate(predicted, gold)

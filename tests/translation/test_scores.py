@@ -90,8 +90,7 @@ def test_split_entry_with_plain_quotes_is_sacrebleu_on_replaced_text():
 
 
 @pytest.mark.parametrize("language, form", [
-    ("de", 'er sagt " 1,500 , gut " , ja'), ("en", 'er sagt " 1.500 , gut , " ja'),
-])
+    ("de", 'er sagt " 1,500 , gut " , ja'), ("en", 'er sagt " 1.500 , gut , " ja')])
 def test_multi30k_form_normalises_marks_by_the_rules_of_its_language(language, form):
     """A number's space, and a comma beside a closing mark, become different things."""
     assert scores.multi30k_form(['Er sagt "1\u00a0500, gut", ja'], language) == [form]
@@ -171,8 +170,7 @@ def test_report_is_written_with_its_sentences(tmp_path):
     ([], [], ValueError, "0 hypotheses but 0 references"),
     (["a"], ["b\nc"], ValueError, r"references\[0\] contains a line break: replace it"),
     (["a\r"], ["b"], ValueError, r"hypotheses\[0\] contains a line break"),
-    (["a"], ["a"], ValueError, r"path='report.txt' does not end in \.json"),
-])
+    (["a"], ["a"], ValueError, r"path='report.txt' does not end in \.json")])
 def test_what_will_not_do_is_refused(hypotheses, references, error, message):
     with pytest.raises(error, match=message):
         bleu_report(hypotheses, references, path="report.txt")
