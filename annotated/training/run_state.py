@@ -35,6 +35,7 @@ def run_facts(model, config, pairs, tokenizer=None):
     pairs: the splits, each a list of pairs of ids, or something that knows its `digest`.
     """
     free = ["steps", "patience", "save_every", "keep_last", "max_skipped"]
+    free += [] if config.clip else ["clip"]  # version 0.1.0 lacks it
     digest = hashlib.sha256()
     for split in pairs:
         for part in [split.digest] if hasattr(split, "digest") else map(repr, split):
@@ -228,7 +229,8 @@ def resume_run(run, run_folder):
     if saved is None:
         return
     weights, state, progress = saved
-    difference = first_difference(progress["facts"], json.loads(json.dumps(run.facts)))
+    before = {"pairs": run.facts["pairs"]} | progress["facts"]  # version 0.1.0 lacks them
+    difference = first_difference(before, json.loads(json.dumps(run.facts)))
     if difference is not None:
         what, name, before, now = difference
         raise ValueError(f"run folder {run_folder} was made with another {what} ({name} was "
@@ -242,7 +244,8 @@ def resume_run(run, run_folder):
     new, saved = run.schedule.state_dict(), progress["schedule"]
     run.schedule.load_state_dict(saved | {name: new[name] for name in new.keys() & saved.keys()
                                           if json.loads(json.dumps(new[name])) == saved[name]})
-    for group, values in zip(run.optimizer.param_groups, progress["groups"], strict=True):
+    groups = progress.get("groups", [{"lr": rate} for rate in run.schedule.get_last_lr()])  # 0.1.0
+    for group, values in zip(run.optimizer.param_groups, groups, strict=True):
         group.update(values)  # the rate, and what else a schedule changes
     run.finished, run.start = run.step >= run.config.steps, (time.time(), run.tokens)
     rank, world = ranks()

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from drawing import BEAMS, HEADS, KEYS, QUERIES, STEPS, WEIGHTS, labels
+from matplotlib import pyplot as plt
 from matplotlib.colors import to_rgb
 
 from annotated.charts import attention, explorer, theme
@@ -59,6 +60,13 @@ def test_heatmap_is_as_dark_as_its_largest_weight_only_on_request():
 def test_heatmap_and_lines_name_what_does_not_fit(draw, weights, keys, queries, message):
     with pytest.raises(ValueError, match=message):
         draw(weights, keys, queries)
+
+
+@pytest.mark.parametrize("draw", [attention.attention_heatmap, attention.attention_lines,
+                                  lambda *_, ax: attention.mask_chart(WEIGHTS > 0.2, ax=ax)])
+def test_a_chart_is_drawn_into_the_axes_that_are_given(draw):
+    ax = plt.figure(figsize=(9, 7)).add_subplot()
+    assert draw(WEIGHTS, KEYS, QUERIES, ax=ax) is ax and len(plt.get_fignums()) == 1
 
 
 # ---- lines and overview

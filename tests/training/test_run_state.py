@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 import pytest
 import torch
 from helpers import TEXTS, one_thread, random_model, state
-from small_runs import LONG, PAIRS, digests, run, tiny
+from small_runs import LONG, PAIRS, digests, forge, run, tiny
 
 from annotated.data.prepared import write_encoded
 from annotated.data.tokenizers import WordTokenizer
@@ -58,6 +58,16 @@ def test_any_schedule_of_pytorch_goes_on_as_it_was(schedule, tmp_path, monkeypat
         shutil.rmtree(checkpoint)
     log, model = run(tmp_path / "whole", config=config, seed=5)
     assert torch.equal(state(model), state(whole[1])) and log[-1]["rate"] == whole[0][-1]["rate"]
+
+
+def test_a_run_of_version_0_1_0_goes_on(undisturbed, tmp_path):
+    run(tmp_path / "run", config=replace(LONG, steps=9))
+    last = run_checkpoints(tmp_path / "run")[-1]
+    progress = json.loads((last / "progress.json").read_text())
+    del progress["groups"], progress["facts"]["pairs"]
+    forge(last, "progress.json", json.dumps(progress).encode())
+    assert "clip" not in progress["facts"]["training configuration"]
+    assert torch.equal(state(run(tmp_path / "run", seed=5)[1]), undisturbed.weights)
 
 
 def test_a_folder_that_cannot_hold_a_run_is_named_at_once(tmp_path):
