@@ -106,8 +106,11 @@ def _clean(arguments):
         print(json.dumps(result, indent=1))
 
 # %% ../notebooks/96_cli.ipynb #df7f8703
-def _score_in_words(path):
-    """{"metric", "signature"} from the JSON of a `bleu_report`, or of `annotated score`."""
+def _score_in_words(path, weights=None):
+    """{"metric", "signature"} from the JSON of a `bleu_report`, or of `annotated score`.
+
+    weights: the digest of the model's; ValueError for a report on others.
+    """
     from annotated import results
 
     try:
@@ -117,10 +120,13 @@ def _score_in_words(path):
         data = report.get("data") or f"{report['sentences']} sentences"
         where = ", ".join(str(part) for part in (data, report.get("decoding")) if part)
         metric = f"BLEU{', lower-cased,' * (not cased)} {entry['score']:.2f} on {where}"
-        return {"metric": metric, "signature": entry["signature"]}
+        facts, scored = {"metric": metric, "signature": entry["signature"]}, report.get("weights")
     except (ValueError, KeyError, TypeError) as error:
         hint = "give the JSON that bleu_report wrote"
         raise ValueError(f"{path} is no report of scores ({error!r}): {hint}") from None
+    if weights and scored not in (None, weights):
+        raise ValueError(f"{path} holds the scores of another model: give those of this one")
+    return facts
 
 # %% ../notebooks/96_cli.ipynb #afb75bdc
 def _export(arguments):
@@ -137,6 +143,8 @@ def _export(arguments):
     for folder in filter(None, (options.out, options.ctranslate2)):
         if os.path.lexists(folder):
             raise FileExistsError(f"{folder} exists already: give a new folder, or move it away")
+    if options.ctranslate2 and options.out.resolve() in options.ctranslate2.resolve().parents:
+        raise ValueError(f"--ctranslate2 {options.ctranslate2} lies in --out: put it beside")
     if options.back:
         if given := [name for name, value in vars(options).items()
                      if value is not None and name not in ("back", "out", "limit")]:
@@ -154,7 +162,8 @@ def _export(arguments):
     saved = load(options.model)
     source, target = saved.languages
     corpus = options.data or saved.info.get("corpus")
-    scores = _score_in_words(options.scores) if options.scores else {}
+    weights = options.model and checkpoints.check_folder(options.model)[checkpoints.WEIGHTS]
+    scores = _score_in_words(options.scores, weights) if options.scores else {}
     hugging_face.export_to_hugging_face(saved.model, saved.tokenizer, options.out, data=corpus,
                                         source_language=source, target_language=target, **scores)
     if options.ctranslate2:
@@ -219,6 +228,8 @@ def main(arguments=None):
 
     A mistake that the user can correct is reported on standard error, with exit status 2.
     """
+    if sys.stderr is None:  # closed: what is said there must not land among the translations
+        sys.stderr = open(os.devnull, "w")
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a terminal that only knows ASCII shows ? for …
             stream.reconfigure(errors="replace")
@@ -248,6 +259,7 @@ def main(arguments=None):
         print(f"annotated {name}: interrupted", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
     except (ValueError, OSError, MemoryError, ImportError) as error:
-        hint = "; install it with pip" if isinstance(error, ImportError) else ""
+        missing = isinstance(error, ImportError) and "pip install" not in str(error)
+        hint = "; install it with pip" if missing else ""
         print(f"annotated {name}: error: {' '.join(str(error).split())}{hint}", file=sys.stderr)
         sys.exit(2)

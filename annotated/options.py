@@ -76,7 +76,9 @@ class Train:
     start: Annotated[Path | None, arg(name="from")] = None
     # sizes and schedule that other flags override; by default toy for toy, small for others
     preset: Literal["base", "big", "small", "toy"] | None = None
-    source: str | None = None  # language of the input; by default English, or the corpus's first
+    # language of the input; by default English, or the corpus's first; of the first column in a
+    # table that names none
+    source: str | None = None
     target: str | None = None  # language of the output; by default German, or the corpus's second
     # words, bpe, wordpiece, sentencepiece, a SentencePiece file (.model), or a kind that a plugin
     # adds; by default words for toy and bpe for other corpora; a prepared folder brings its own
@@ -110,7 +112,8 @@ class Translate:
 
     # folder that `annotated train` saved; the book's own model if not given
     model: Path | None = None
-    input: str = "-"  # UTF-8 text, one sentence per line; - is standard input
+    # UTF-8 text, one sentence per line; - is standard input, read 10,000 lines at a time
+    input: str = "-"
     output: str = "-"  # file for the translations; - is standard output
     beam: int = 1  # beam size; 1 is greedy decoding, the paper uses 4
     alpha: float = 0.6  # length penalty of the beam

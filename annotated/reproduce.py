@@ -16,6 +16,19 @@ from pathlib import Path
 from annotated.options import Parse, Scoring, Vary, command_line, read_options, read_with_preset
 
 # %% ../notebooks/78_reproduce.ipynb #ac03dc4d
+def _check_out(out, **beside):
+    """Raise an error for an `--out` that exists, cannot be made, or is to hold other options'."""
+    from annotated import files
+
+    if out.exists() or out.is_symlink():
+        raise FileExistsError(f"{out} exists already: move it away, or give a new --out")
+    for name, path in beside.items():
+        if path and out.resolve() in (path.resolve(), *path.resolve().parents):
+            raise ValueError(f"--{name} {path} lies in --out {out}, which must be new at the end: "
+                             "put it elsewhere")
+    files.check_output(out)  # now rather than after hours
+
+
 def _check_train(options):
     """Raise an error for options and folders that cannot be used; keep what --average needs."""
     from annotated.training import checkpoints
@@ -32,8 +45,7 @@ def _check_train(options):
         options.training = replace(training, keep_last=max(training.keep_last, options.average))
     if folder and not options.resume and checkpoints.run_checkpoints(folder):
         raise FileExistsError(f"{folder} holds checkpoints already: give --resume, or a new folder")
-    if options.out.exists() or options.out.is_symlink():
-        raise FileExistsError(f"{options.out} exists already: move it away, or give a new --out")
+    _check_out(options.out, checkpoints=folder, tensorboard=options.tensorboard)
 
 # %% ../notebooks/78_reproduce.ipynb #967a33f2
 def _corpus_with_tokenizer(options, start=None):
@@ -88,6 +100,24 @@ def _start(options):
     return load_for_training(options.start)
 
 # %% ../notebooks/78_reproduce.ipynb #501c1a51
+def _keep_start(options, write):
+    """Keep in a run's folder what its weights began as; ValueError for a run that began as other.
+
+    write: whether this process writes it.
+    """
+    from annotated import files, results
+    from annotated.training import checkpoints
+
+    path = options.checkpoints / "start.json"
+    facts = {"attention_gain": options.attention_gain, "from": options.start and str(options.start)}
+    if path.is_file() and checkpoints.run_checkpoints(options.checkpoints):
+        if (before := results.read_json(path)) != facts:
+            raise ValueError(f"the run in {options.checkpoints} began with {before}, not {facts}: "
+                             "give the same --attention-gain and --from")
+    elif write:
+        files.write_json(path, facts)
+
+
 def _build(config, build, attention_gain):
     """The model that `build` makes, its initial W_Q, W_K and W_V scaled by `attention_gain`."""
     model = build(config)
@@ -126,6 +156,7 @@ def _save_trained(options, model, tokenizer, corpus, **info):
     if options.average:
         last = checkpoints.run_checkpoints(options.checkpoints, scheduled=True)[-options.average :]
         model.load_state_dict(checkpoints.average_checkpoints(last))
+        print(f"The saved model is the mean of {len(last)} checkpoints.")
     info |= {"corpus": corpus.name, "averaged": [path.name for path in last],
              "source_language": corpus.source_language, "target_language": corpus.target_language}
     second = Path(tempfile.gettempdir(), f"annotated-{options.out.name}-{os.getpid()}")
@@ -158,7 +189,8 @@ def _train(arguments, build=None, loss=None):
         corpus, tokenizer = _corpus_with_tokenizer(options, start)
         config = (start.model.config if start else
                   replace(options.sizes, vocab_size=len(tokenizer)))
-        options.out.parent.mkdir(parents=True, exist_ok=True)  # now rather than after hours
+        if options.checkpoints:
+            _keep_start(options, first)
         if first:
             print(corpus, config, options.training, sep="\n")
         with results.counting_seconds(options.checkpoints if first else None) as seconds:
@@ -171,8 +203,8 @@ def _train(arguments, build=None, loss=None):
         _save_trained(options, model, tokenizer, corpus, seconds=seconds(), log=log,
                       training=asdict(options.training), attention_gain=options.attention_gain,
                       **({"started_from": str(options.start)} if start else {}))
-        print(f"{log[-1]['step']} steps in {seconds()['wall']:.0f} s; validation perplexity "
-              f"{log[-1]['valid_perplexity']:.2f}; saved in {options.out}")
+        print(f"{log[-1]['step']} steps in {seconds()['wall']:.0f} s; validation perplexity after "
+              f"the last {log[-1]['valid_perplexity']:.2f}; saved in {options.out}")
 
 # %% ../notebooks/78_reproduce.ipynb #sc000002
 def _split_to_score(options, source, target):
@@ -233,8 +265,9 @@ def score(arguments):
     source, target = saved.languages
     scores.bleu_tokenizer(target)
     pairs, references = _split_to_score(options, source, target)
-    loss = loop.validation_loss(
-        saved.model, loop.encode_pairs(pairs, saved.tokenizer, source, target))
+    ids = loop.encode_pairs(pairs, saved.tokenizer, source, target)
+    longest = 1 + max(len(side) for pair in ids for side in pair)
+    loss = loop.validation_loss(saved.model, ids, max(4096, longest))
     outputs, engine, seconds = _translations(options, saved, [text for text, _ in pairs])
     join = Normalizer(moses=options.moses, languages=(source, target)).undo
     outputs = list(map(join, outputs))
@@ -260,9 +293,12 @@ def parse(arguments):
     from annotated.training import distributed
     from annotated.translation.search import check_beam
 
-    presets = parsing.PARSERS
+    presets = parsing.PARSERS  # of each treebank
     options = read_with_preset(Parse, "parse", arguments, presets, lambda options: (
         options.treebank if options.treebank in presets else "gum"))
+    trained = options.out.exists()
+    if not trained:
+        _check_out(options.out, results=options.results, trees=options.trees)
     for path in filter(None, (options.results, options.trees)):
         files.check_output(path)
     fast.keep_memory()
@@ -274,7 +310,7 @@ def parse(arguments):
     treebank = load_treebank(options.treebank)
     pairs = {name: value if getattr(options, name) is None else getattr(options, name)
              for name, value in presets[options.preset][2].items()}
-    if options.out.exists():
+    if trained:
         asked = options.sizes, options.training, pairs
         parsing.check_trained(options.out, asked, presets[options.preset])
     else:

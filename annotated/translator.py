@@ -101,7 +101,7 @@ def best_translations(saved, sentence, parts, attention):
 def report_unknown(words):
     """Say on standard error which words the vocabulary lacks, if there are any."""
     if words:
-        few = ", ".join(list(words)[:5]) + (" …" if len(words) > 5 else "")
+        few = ", ".join(f"{word:.40}" for word in list(words)[:5]) + " …" * (len(words) > 5)
         print(f"Words that the vocabulary lacks are read as <unk>: {few}", file=sys.stderr)
 
 # %% ../notebooks/68_translator.ipynb #tl000012

@@ -117,6 +117,8 @@ def test_command_line_refuses_with_one_line(own, capsys):
         ([own, "--device", "abacus"], "device 'abacus' cannot be used"),
         ([own, "--max-tokens", 5], "max_tokens=5"), (["one"], "train has 1 pair(s)"),
         ([own, "--resume"], "give --checkpoints FOLDER"),
+        ([own, "--checkpoints", "model/run"], "--checkpoints model/run lies in --out model"),
+        ([own, "--tensorboard", "model"], "--tensorboard model lies in --out model"),
     ):
         assert message in refused("train", [*NEW, *arguments], capsys)
     for arguments, message in ((["--h", 3], "d_model=16 is not divisible by h=3"),
@@ -183,6 +185,8 @@ def test_command_line_goes_on_and_averages(capsys):
     run("train", "own", "--out", "first", *SMALL, *saving)
     error = refused("train", ["own", *NEW, "--checkpoints", "run"], capsys)
     assert "holds checkpoints already: give --resume" in error
+    error = refused("train", ["own", *NEW, *saving, "--resume", "--attention-gain", 2], capsys)
+    assert "began with {'attention_gain': 1.0, 'from': None}, not {'attention_gain': 2.0" in error
     run("train", "own", *NEW, *saving, "--resume", "--steps", 9, "--average", 6)  # keeps 5 unasked
     saved, last = load_checkpoint("model"), run_checkpoints("run")
     assert saved.info["averaged"] == [f"step-0000000{step}" for step in range(4, 10)]
@@ -251,6 +255,12 @@ def test_the_first_help_comes_without_torch_and_an_unknown_command_is_named(caps
     assert said.splitlines()[-1] == "[]" and all(f"  {name} " in said for name in cli.COMMANDS)
     assert main([]) == 0 and said.startswith(capsys.readouterr().out)
     assert "trian: give one of train, translate" in refused("trian", ["toy"], capsys)
+
+
+def test_without_standard_error_only_translations_are_written(tmp_path):
+    command = f"echo zebra | {sys.executable} -m annotated translate --device cpu 2>&-"
+    out = subprocess.check_output(["sh", "-c", command], cwd=ROOT, text=True)
+    assert out.count("\n") == 1 and "vocabulary" not in out
 
 
 def test_what_is_broken_off_ends_without_a_traceback(monkeypatch, capsys):
@@ -382,6 +392,8 @@ def test_export_passes_only_if_everything_agrees(checkpoint, capsys, monkeypatch
     ("--back checkpoint", "config.json: model_type=None cannot be imported"),
     ("checkpoint --back hf --data x", "--back needs --out alone: leave out model, data"),
     ("checkpoint --ctranslate2 bare", "bare exists already"),
+    ("checkpoint --ctranslate2 out/in", "--ctranslate2 out/in lies in --out"),
+    ("checkpoint --scores other.json", "other.json holds the scores of another model"),
     ("checkpoint --check empty.txt", "holds no sentences"),
     ("checkpoint --check gone.txt", "gone.txt"),
     ("checkpoint --report report.json", "--report needs --check: give both"),
@@ -389,5 +401,7 @@ def test_export_passes_only_if_everything_agrees(checkpoint, capsys, monkeypatch
 def test_export_says_what_is_wrong_in_one_line(checkpoint, line, message, capsys):
     save_checkpoint("bare", random_model())
     Path("empty.txt").write_text("\n")
+    report = json.loads(Path("scores.json").read_text()) | {"weights": "0" * 64}
+    Path("other.json").write_text(json.dumps(report))
     assert message in refused("export", [*line.split(), "--out", "out"], capsys)
     assert not Path("out").exists()

@@ -116,7 +116,7 @@ def test_a_tokenizer_of_ones_own_comes_back(tmp_path):
     for text in (text for pair in TEXTS for text in pair):
         assert again.encode(text) == tokenizer.encode(text)
         assert again.decode([*again.encode(text), END, 7]) == text
-    with pytest.raises(TypeError, match="and a WordTokenizer or SubwordTokenizer"):
+    with pytest.raises(ValueError, match="takes a WordTokenizer or SubwordTokenizer"):
         export_to_hugging_face(random_model(len(tokenizer)), tokenizer, tmp_path / "out")
 
 

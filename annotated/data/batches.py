@@ -146,6 +146,7 @@ def as_arrays(pairs, dtype=np.int64):
     """
     if isinstance(pairs, PairArrays):
         return pairs
+    pairs = list(pairs)  # which are read twice
     counts = chain.from_iterable((len(source) + 1, len(target) + 1) for source, target in pairs)
     lengths = np.fromiter(counts, np.int64).reshape(-1, 2)
     ids = np.fromiter(chain.from_iterable(chain.from_iterable(pairs)), dtype)

@@ -255,7 +255,7 @@ def _order_languages(where, tags, source, target):
     known = tuple(dict.fromkeys([tag for tag in ("en", "de") if tag in tags] + sorted(tags)))
     if len(known) > 2 and (target is None or source is None and target == known[0]):
         raise ValueError(f"{where} has files of several languages ({', '.join(known)}): choose "
-                         "two with --source and --target")
+                         "two, as the languages of source and target")
     return known
 
 
@@ -274,6 +274,9 @@ def _load_folder(folder, source, target):
     if not folder.is_dir():
         hint = "it should hold train.en, train.de, valid.en, ..."
         raise FileNotFoundError(f"there is no folder {folder}; {hint}")
+    if (folder / "prepared.json").is_file():
+        raise ValueError(f"{folder} is a prepared corpus, for training alone: give the one that it "
+                         "was made from")
     if any(path.suffix == ".parquet" for path in (*folder.iterdir(), *folder.glob("data/*"))):
         return _load_rows(folder, None, source, target)
     named = re.search(r"-([a-z]{2})-([a-z]{2})$", folder.resolve().name)

@@ -56,17 +56,20 @@ def read_table(path, columns=("source", "target"), chosen=None, member=None):
     cells, or if the first line names other columns.
     """
     chosen, rows = chosen or columns[:2], _table_rows(path, member)
-    titles = [cell.strip().lower() for cell in rows[0]]
-    named = all(name.lower() in titles for name in chosen)
+    titles, names = ([cell.strip().lower() for cell in row] for row in (rows[0], chosen))
+    regional, bases = ([base_language(name) for name in some] for some in (titles, names))
+    if not set(names) <= set(titles) and set(bases) <= set(regional):  # de-DE is German
+        titles, names = regional, bases
+    named = set(names) <= set(titles)
     first = int(named or set(titles) <= _TITLES | {name.lower() for name in columns})
-    if not (named or first) and any(name.lower() in titles for name in chosen):
+    if not (named or first) and set(names) & set(titles):
         raise ValueError(f"{path}: the first line names {', '.join(titles)}, and not both of "
                          f"{' and '.join(chosen)}")
     rows = rows[first:]
     numbers = {place for place in range(len(titles)) if rows and all(
         _NUMBER.fullmatch(cell) for row in rows for cell in row[place : place + 1])}
     texts = [place for place in range(max(map(len, rows), default=0)) if place not in numbers]
-    places = ([titles.index(name.lower()) for name in chosen] if named else
+    places = ([titles.index(name) for name in names] if named else
               [dict(enumerate(texts)).get(columns.index(name), 1 << 30) for name in chosen])
     for number, row in enumerate(rows, start=first + 1):
         if len(row) <= max(places):

@@ -147,6 +147,10 @@ class Prepared:
     valid: EncodedPairs
     facts: dict
 
+    def __str__(self):
+        return (f"{self.name} ({self.source_language} to {self.target_language}), prepared: "
+                f"train {len(self.train):,}, valid {len(self.valid):,}")
+
 # %% ../../notebooks/83_prepared.ipynb #bc13f6a2
 class DroppedMerges(SubwordTokenizer):
     """A byte-pair encoding that cuts anew at each call (BPE-dropout, Provilkov et al., 2020).
@@ -261,11 +265,13 @@ def _write_prepared(corpus, folder, name, options, show_progress):
     clean = clean_pairs(progress(corpus.train, desc="1 of 2, vocabulary"), counts, *limits)
     clean = (pair for pair in clean if generator.random() < options.share)
     sample = replace(corpus, train=clean)
-    tokenizer = fit_tokenizer(options.model, sample, options.vocab_size, **form)
-    for _ in clean:  # a tokenizer that did not read all pairs: they are counted
-        pass
-    if (warning := loss_warning(counts)) is not None:
-        print(f"{name}: {warning}", file=sys.stderr)
+    try:
+        tokenizer = fit_tokenizer(options.model, sample, options.vocab_size, **form)
+        for _ in clean:  # a tokenizer that did not read all pairs: they are counted
+            pass
+    finally:  # it may be why there is nothing to learn from
+        if (warning := loss_warning(counts)) is not None:
+            print(f"{name}: {warning}", file=sys.stderr)
     with whole_folder(folder) as part:
         tokenizer.save(part / "tokenizer.json")
         clean = chain.from_iterable(clean_pairs(corpus.train, {}, *limits) for _ in range(copies))

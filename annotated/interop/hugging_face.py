@@ -170,10 +170,12 @@ that engine's own converter takes another start for granted.{caution}
 def _activation(model, tokenizer):
     """The activation of a model that Marian supports; TypeError or ValueError for any other."""
     kinds = WordTokenizer, SubwordTokenizer, MarianTokenizer
-    if not isinstance(model, Transformer) or not isinstance(tokenizer, kinds):
-        got = f"{type(model).__name__} and {type(tokenizer).__name__}"
-        raise TypeError(f"got {got}: give a Transformer (model.module of a distributed one), and a "
-                        f"{' or '.join(kind.__name__ for kind in kinds)}")
+    if not isinstance(model, Transformer):
+        raise TypeError(f"got {type(model).__name__}: give a Transformer (model.module of a "
+                        "distributed one)")
+    if not isinstance(tokenizer, kinds):
+        raise ValueError(f"a {type(tokenizer).__name__} cannot be exported: Marian takes a "
+                         f"{' or '.join(kind.__name__ for kind in kinds)}")
     name = builder_of(model) if builder_of(model) in MARIAN else "transformer"
     if part := foreign_part(model, BUILDERS[name]):
         raise ValueError(f"the builder {name!r} would not make {part}, and Marian has no such part")
@@ -265,7 +267,7 @@ def load_for_training(folder):
 
     Raises as `load_checkpoint` and `import_from_hugging_face` do.
     """
-    if (Path(folder) / MANIFEST).is_file():
+    if not (Path(folder) / "config.json").is_file() or (Path(folder) / MANIFEST).is_file():
         return load_checkpoint(folder)
     saved = import_from_hugging_face(folder)
     return replace(saved, model=saved.model.float())

@@ -329,6 +329,8 @@ def check_trained(folder, asked, preset):
     preset are compared.
     """
     saved = checkpoints.load_checkpoint(folder)
+    if not {"training", "pairs", "vocabulary"} <= saved.info.keys():
+        raise ValueError(f"{folder} holds no parser: give another --out")
     before = asdict(saved.model.config) | saved.info["training"] | saved.info["pairs"]
     asked, preset = (asdict(sizes) | asdict(training) | pairs
                      for sizes, training, pairs in (asked, preset))

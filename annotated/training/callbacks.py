@@ -144,7 +144,8 @@ class InterruptHandler(Callback):
         if run.interrupted and not run.finished:
             if ranks()[0] == 0:
                 print(f"interrupted after step {run.step}: the checkpoint is saved; run the same "
-                      "command with --resume to continue", file=sys.stderr)
+                      "command again, `annotated train` with --resume, to continue",
+                      file=sys.stderr)
             sys.exit(INTERRUPTED)
 
     def close(self):

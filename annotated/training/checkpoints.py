@@ -41,8 +41,10 @@ class Checkpoint:
 
     @property
     def languages(self):
-        """(source, target); English and German where the facts beside the model name none."""
-        return self.info.get("source_language", "en"), self.info.get("target_language", "de")
+        """(source, target): as the facts say, else the tokenizer, else English and German."""
+        form = getattr(self.tokenizer, "normalizer", None)
+        source, target = form.languages if form else ("en", "de")
+        return self.info.get("source_language", source), self.info.get("target_language", target)
 
 # %% ../../notebooks/16_checkpoints.ipynb #6ade49bc
 def checkpoint_contents(model, tokenizer, info, optimizer=None, progress=None):
@@ -92,6 +94,8 @@ def write_checkpoint(folder, contents):
                     raise OSError(f"{folder}, file {file}, could not be written: {error}") from None
             else:
                 write_json(part / file, content)
+        for file in (WEIGHTS, OPTIMIZER) & contents.keys():  # safetensors makes them private
+            (part / file).chmod((part / CONFIG).stat().st_mode & 0o777)
         digests = {path.name: sha256_of(path) for path in sorted(part.iterdir())}
         write_json(part / MANIFEST, {"format": 1, "files": digests})
 

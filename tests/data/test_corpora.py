@@ -90,7 +90,7 @@ def test_of_several_languages_the_user_chooses(tmp_path):
     for split, texts in ENGLISH.items():
         (folder / f"{split}.pt-BR").write_bytes(lines(texts))
     for languages in ({}, {"source_language": "en"}, {"target_language": "en"}):
-        with pytest.raises(ValueError, match="several languages .en, de, pt-BR.: choose two with"):
+        with pytest.raises(ValueError, match="several languages .en, de, pt-BR.: choose two"):
             load_corpus(folder, **languages)
     assert load_corpus(folder, target_language="de").train == PAIRS["train"]
     brazil = load_corpus(folder, source_language="de", target_language="pt-BR")
@@ -98,6 +98,10 @@ def test_of_several_languages_the_user_chooses(tmp_path):
 
 
 def test_what_a_folder_lacks_and_an_unknown_name_are_named(tmp_path):
+    (tmp_path / "prepared.json").touch()
+    with pytest.raises(ValueError, match="is a prepared corpus, for training alone"):
+        load_corpus(tmp_path)
+    (tmp_path / "prepared.json").unlink()
     folder = write_folder(tmp_path / "mine")
     (folder / "test.de").unlink()
     with pytest.raises(FileNotFoundError, match=r"test\.de is missing"):

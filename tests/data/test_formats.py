@@ -135,6 +135,13 @@ def test_the_texts_of_a_row():
     assert texts_of({"en": "a", "translation": "b"}) == {"en": "a", "translation": "b"}
 
 
+@pytest.mark.parametrize("head", ["de-DE\ten_US", "note\tde\tEN-gb"])
+def test_the_first_line_may_name_languages_with_their_regions(tmp_path, head):
+    cells = ["x"] * head.startswith("note") + ["Hund", "dog"]
+    (tmp_path / "t.tsv").write_text(head + "\n" + "\t".join(cells) + "\n")
+    assert read_table(tmp_path / "t.tsv", ("en", "de"), ("en", "de")) == [("dog", "Hund")]
+
+
 def write_parquet(folder, pairs, nested=True, shards=2):
     """A folder as it is on the hub: shards of a training split, and a validation split."""
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")

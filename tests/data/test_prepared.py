@@ -288,6 +288,12 @@ def test_long_sentences_are_left_out_of_training_and_counted(corpus, tmp_path):
     assert cleaning["kept"] == len(prepared.train) and sum(cleaning.values()) == 204
 
 
+def test_what_was_left_out_is_said_where_nothing_is_left(corpus, tmp_path, capsys):
+    with pytest.raises(ValueError, match="pairs is empty"):
+        prepare_corpus("mine", tmp_path / "p", 300, max_length=1)
+    assert "204 of 204 pairs are left out (overlong 201" in capsys.readouterr().err
+
+
 def test_pairs_are_counted_for_a_tokenizer_that_reads_none(corpus, tmp_path, monkeypatch):
     class Fixed(WordTokenizer):
         fit_corpus = classmethod(lambda cls, *_: WordTokenizer.fit(TEXTS))

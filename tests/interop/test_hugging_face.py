@@ -257,7 +257,7 @@ def test_a_corpus_of_another_tokenizer_is_refused(tmp_path, prepared, capsys):
     words = TOKENIZERS["words"]
     export_to_hugging_face(small_model(vocab_size=len(words)), words, tmp_path / "words")
     for start, corpus, message in (
-            ("none", "", "config.json"), ("hf", "", "no tokenizer"),
+            ("none", "", "there is no folder"), ("hf", "", "no tokenizer"),
             ("words", "prepared", "with another tokenizer"),
             ("small", "prepared", "with another tokenizer"),
             ("spm", "", "this is no SentencePiece model"),
@@ -282,8 +282,8 @@ def with_rms_norm():
     *((partial(small_model, **{name: value}), BPE, f"{name}={value!r} cannot be exported")
       for name, value in (("positions", "learned"), ("d_k", 3), ("pad_id", 3))),
     (with_rms_norm, BPE, "residual.0.norm, which is a RMSNorm.*Marian has no such"),
-    (partial(torch.nn.Linear, 2, 2), BPE, "got Linear and SubwordTokenizer: give a"),
-    (small_model, None, "got Transformer and NoneType"),
+    (partial(torch.nn.Linear, 2, 2), BPE, "got Linear: give a Transformer"),
+    (small_model, None, "a NoneType cannot be exported: Marian takes a WordTokenizer or"),
     (small_model, TOKENIZERS["wordpiece"], "pieces, the model vocab_size=")])
 def test_what_marian_cannot_express_is_named(tmp_path, build, tokenizer, message):
     with pytest.raises((ValueError, TypeError), match=message):

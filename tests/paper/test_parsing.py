@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_trees import DOG, TOY, trees
 
-from annotated import TrainingConfig, average_checkpoints, load_checkpoint
+from annotated import TrainingConfig, average_checkpoints, load_checkpoint, save_checkpoint
 from annotated.data.tokenizers import BEGIN, END
 from annotated.model.transformer import Transformer, TransformerConfig
 from annotated.options import Parse
@@ -207,7 +207,7 @@ def test_c30_the_unchanged_transformer_learns_trees_of_shapes_it_never_saw(learn
     assert ours.f1 > copied.f1 + 20 and ours.f1 > right.f1 + 20
 
 
-def test_paper_settings_are_the_defaults_and_bad_sentences_are_named(monkeypatch):
+def test_paper_settings_are_the_defaults_and_bad_sentences_are_named(monkeypatch, tmp_path):
     untrained = random_parser(DOG)
     for sentences, message in (
             (["a dog"], r"sentences\[0\] is 'a dog': give a list of its words"),
@@ -221,6 +221,9 @@ def test_paper_settings_are_the_defaults_and_bad_sentences_are_named(monkeypatch
                         seen.append(settings) or [[([5], 0.0)]] * len(source))
     assert not parse_sentences(*untrained, [["a", "b"]])[0]
     assert parse_sentences(*untrained, []) == []
+    save_checkpoint(tmp_path / "other", untrained[0])
+    with pytest.raises(ValueError, match="other holds no parser: give another --out"):
+        parsing.check_trained(tmp_path / "other", None, None)
     options = Parse("gum", "x")
     assert seen == [(21, 0.3, 300)] == [(options.beam, options.alpha, options.extra)]
 

@@ -82,6 +82,12 @@ def test_the_loaded_model_trains_and_shares_no_memory_with_its_file(saved):
     assert_same(dict(model.state_dict()), dict(small_model().state_dict()))
 
 
+def test_files_have_one_mode_and_the_tokenizer_knows_the_languages(tmp_path):
+    save_checkpoint(tmp_path / "saved", small_model(), WordTokenizer.fit(PAIRS, "ar", "fr"))
+    assert len({path.stat().st_mode for path in (tmp_path / "saved").iterdir()}) == 1
+    assert load_checkpoint(tmp_path / "saved").languages == ("ar", "fr")
+
+
 def test_half_precision_is_for_the_file_only(tmp_path):
     model = small_model().half()
     save_checkpoint(tmp_path / "a", model)
