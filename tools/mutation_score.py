@@ -30,7 +30,8 @@ from annotated.files import write_json
 from annotated.results import provenance
 from notebooks import EXPORTED, ROOT, module_of, modules, page_tests, pages
 
-RESULT = ROOT / "results" / "mutation_score.json"
+# what is measured goes into PART, because a test compares files of results with their README
+RESULT, PART = ROOT / "results" / "mutation_score.json", ROOT / "_build" / "mutation_score.json"
 KNOWN = tomllib.loads((ROOT / "tools" / "mutation_score.toml").read_text(encoding="utf-8"))
 MODULES = {module: path for module, path in sorted(modules().items())
            if "def " in path.read_text(encoding="utf-8")}
@@ -139,7 +140,7 @@ def keep(rows, survivors):
               for excluded in (0, equivalent)]
     print(f"{len(rows)} of {len(MODULES)} modules: {total['killed']} of {total['run']} noticed "
           f"by a test ({shares[0]} %), {shares[1]} % of those not equivalent", flush=True)
-    write_json(RESULT, {
+    write_json(PART, {
         "tool": f"mutmut {version('mutmut')}", **provenance(),
         "command": "python tools/mutation_score.py",
         "sample": {"share": SHARE, "at least": MINIMUM, "seed": SEED},
@@ -152,8 +153,8 @@ def keep(rows, survivors):
 
 def main():
     stored = {"by module": {}, "survivors": []}
-    if RESULT.exists():
-        stored = json.loads(RESULT.read_text(encoding="utf-8"))
+    for path in filter(Path.exists, (RESULT, PART)):  # the second is the later
+        stored = json.loads(path.read_text(encoding="utf-8"))
     rows = {module: row for module, row in stored["by module"].items()
             if module in MODULES and measured(module, row)}
     survivors = [row for row in stored["survivors"] if row["module"] in rows]
@@ -163,6 +164,7 @@ def main():
             rows[module] = {**provenance(), **counts}
             keep(rows, survivors := survivors + surviving)
     keep(rows, survivors)
+    shutil.copyfile(PART, RESULT)
 
 
 if __name__ == "__main__":
