@@ -51,8 +51,7 @@ def book(folder, cells=(EXACT, MEASURED), tests=TESTS, table=TABLE):
     ([EXACT, MEASURED, ("x = 1", "row E, for C2, does not")], TESTS, TABLE,
      "C2: 01_page.ipynb, cell 3 prints 'row E, for C2, does not', which no part of it shows"),
     ([EXACT, MEASURED], TESTS, TABLE.replace("C1", "C3"),
-     "claims.toml does not list the claims from C1 on"),
-])
+     "claims.toml does not list the claims from C1 on")])
 def test_every_gap_is_an_error_that_names_it(tmp_path, cells, tests, table, gap):
     with pytest.raises(Incomplete, match=re.escape(gap)):
         read(*book(tmp_path, cells, tests, table))

@@ -448,8 +448,7 @@ def test_lines_of_all_heads_follow_the_toggles_and_the_token_that_is_pointed_at(
 @pytest.mark.parametrize("phrase, block, heads, asking, read", [
     (0, "decoder.layers.1.cross_attention", [1], "Der", "uncle"),
     (1, "decoder.layers.1.cross_attention", [0, 2, 3], "ein", "invites"),
-    (2, "encoder.layers.1.self_attention", [1, 3], "she", "aunt"),
-])
+    (2, "encoder.layers.1.self_attention", [1, 3], "she", "aunt")])
 def test_phrases_show_the_lines_of_heads(visit, toy, phrase, block, heads, asking, read):
     page = visit("toy", "The dog sleeps.")
     button = page.locator("#live-guide button").nth(phrase)
@@ -553,8 +552,7 @@ def test_unknown_words_are_said_and_a_near_one_put_in_their_place(visit, toy):
     ("toy", "   ", "Type a sentence"), ("toy", "the dog sleeps", "capital letter"),
     ("captions", "", "Type a sentence"), ("captions", "\u200b ", "Type a sentence"),
     ("captions", "a " * 60, "60 tokens; this page draws 40"),
-    ("captions", "A 🎈 and a дом.", "hardly met “🎈” “д” “о” “м” while it was trained"),
-])
+    ("captions", "A 🎈 and a дом.", "hardly met “🎈” “д” “о” “м” while it was trained")])
 def test_what_a_sentence_lacks_is_said(visit, name, text, said):
     page = visit(name, text)
     assert said in page.inner_text("#live-message")

@@ -24,8 +24,7 @@ def code(source, *outputs):
     ("import torch\n\ncharts.use_style()", "imports"), ("%load_ext jaxtyping", "imports"),
     ("#| export\nfrom torch import nn", "imports"), ("import torch\nprint(torch.ones(2))", ""),
     ("#| export\ndef f():\n    import torch", "library"), ("#| exporti\nN = 3", "library"),
-    ("# alt: A line.\nplt.plot([1])", "drawing"), ("# C4: the variance\nassert True", "check"),
-])
+    ("# alt: A line.\nplt.plot([1])", "drawing"), ("# C4: the variance\nassert True", "check")])
 def test_a_cell_says_what_it_is_and_imports_drawing_and_library_code_fold(source, what):
     assert role(code(source)) == what
     assert bool(folded(code(source))) == (what in ("imports", "drawing", "library"))

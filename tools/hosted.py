@@ -10,7 +10,6 @@ import os
 
 import nbformat
 
-BRANCH = "gh-pages"
 CELL = """# On Colab this cell fetches the book and installs what its pages need.
 import sys
 
@@ -25,7 +24,7 @@ def link(path):
     """Return Markdown that opens the copy of a page on Colab; empty without a repository."""
     if not (repository := os.environ.get("GITHUB_REPOSITORY")):
         return ""
-    address = f"{repository}/blob/{BRANCH}/notebooks/{path.name}"
+    address = f"{repository}/blob/gh-pages/notebooks/{path.name}"
     return f" · [Open in Colab](https://colab.research.google.com/github/{address})"
 
 

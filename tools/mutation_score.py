@@ -30,11 +30,11 @@ from annotated.files import write_json
 from annotated.results import provenance
 from notebooks import EXPORTED, ROOT, module_of, modules, page_tests, pages
 
-# what is measured goes into PART, because a test compares files of results with their README
-RESULT, PART = ROOT / "results" / "mutation_score.json", ROOT / "_build" / "mutation_score.json"
+RESULT = ROOT / "results" / "mutation_score.json"
 KNOWN = tomllib.loads((ROOT / "tools" / "mutation_score.toml").read_text(encoding="utf-8"))
-MODULES = {module: path for module, path in sorted(modules().items())
-           if "def " in path.read_text(encoding="utf-8")}
+# `results` is first, while its tests find results/README.md true
+MODULES = {module: modules()[module] for module in sorted(modules(), key="results".__ne__)
+           if "def " in modules()[module].read_text(encoding="utf-8")}
 PAGES = {module: path.relative_to(ROOT) for path in pages() if (module := module_of(path))}
 # the sample: the share of a module's mutants, the least number of them, and the seed
 SHARE, MINIMUM, SEED = 0.015, 6, 0
@@ -81,13 +81,9 @@ def run_tests(module, text):
     """Return whether the tests of a module fail with this text, or do not end."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder).resolve()
-        # what is executed is a copy, all else are links
-        for entry in ROOT.iterdir():
-            if entry.name in ("annotated", "experiments", "notebooks", "tests", "tools"):
-                shutil.copytree(entry, copy / entry.name,
-                                ignore=shutil.ignore_patterns("__pycache__"))
-            elif entry.name not in (".git", ".venv", "_build"):
-                (copy / entry.name).symlink_to(entry)
+        shutil.copytree(ROOT, copy, dirs_exist_ok=True, ignore=lambda place, _: (
+            {".git", ".venv", "_build", "data"} if Path(place) == ROOT else ()))
+        (copy / "data").symlink_to(ROOT / "data")
         (copy / MODULES[module].relative_to(ROOT)).write_text(text, encoding="utf-8")
         use_module(copy / PAGES[module], module)
         variables = {**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1",
@@ -140,21 +136,20 @@ def keep(rows, survivors):
               for excluded in (0, equivalent)]
     print(f"{len(rows)} of {len(MODULES)} modules: {total['killed']} of {total['run']} noticed "
           f"by a test ({shares[0]} %), {shares[1]} % of those not equivalent", flush=True)
-    write_json(PART, {
+    write_json(RESULT, {
         "tool": f"mutmut {version('mutmut')}", **provenance(),
         "command": "python tools/mutation_score.py",
         "sample": {"share": SHARE, "at least": MINIMUM, "seed": SEED},
-        "modules": len(MODULES), "total": total, "equivalent": equivalent,
-        "percent killed": shares[0],
-        "percent killed of those that are not equivalent": shares[1],
+        "modules": len(MODULES), "total": total, "equivalent": equivalent, "percent killed":
+        shares[0], "percent killed of those that are not equivalent": shares[1],
         "by module": dict(sorted(rows.items())),
         "survivors": sorted(survivors, key=lambda survivor: survivor["module"])})
 
 
 def main():
     stored = {"by module": {}, "survivors": []}
-    for path in filter(Path.exists, (RESULT, PART)):  # the second is the later
-        stored = json.loads(path.read_text(encoding="utf-8"))
+    if RESULT.exists():
+        stored = json.loads(RESULT.read_text(encoding="utf-8"))
     rows = {module: row for module, row in stored["by module"].items()
             if module in MODULES and measured(module, row)}
     survivors = [row for row in stored["survivors"] if row["module"] in rows]
@@ -164,7 +159,6 @@ def main():
             rows[module] = {**provenance(), **counts}
             keep(rows, survivors := survivors + surviving)
     keep(rows, survivors)
-    shutil.copyfile(PART, RESULT)
 
 
 if __name__ == "__main__":

@@ -162,9 +162,8 @@ def policy(page):
     Outputs of a notebook are within the article, so a script that is smuggled into one is not
     allowed.
     """
-    codes = SCRIPT.findall(ARTICLE.sub("", page))
     digests = {base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
-               for code in codes if code}
+               for code in SCRIPT.findall(ARTICLE.sub("", page)) if code}
     scripts = "".join(f" 'sha256-{digest}'" for digest in sorted(digests))
     rules = ("default-src 'none'; "
              f"script-src 'self'{scripts}; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "

@@ -5,6 +5,7 @@ one page, the ledger of claims, and a table of sections, pages, modules and test
 import ast
 import re
 import shutil
+import textwrap
 from collections import defaultdict
 from importlib import import_module
 
@@ -72,10 +73,9 @@ def constants(module):
             several = isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple)
             pairs = zip(target.elts, value.elts, strict=True) if several else [(target, value)]
             values |= {ast.unparse(name): ast.unparse(value) for name, value in pairs}
-    public = [name for name in ast.literal_eval(values["__all__"]) if name in values]
-    short = {name: values[name] if len(values[name]) < 100 else values[name][:80] + " …"
-             for name in public}
-    return {name: f".. py:data:: {name}\n   :value: {short[name]}\n" for name in public}
+    short = {name: textwrap.shorten(values[name], 100, placeholder=" …")
+             for name in ast.literal_eval(values["__all__"]) if name in values}
+    return {name: f".. py:data:: {name}\n   :value: {text}\n" for name, text in short.items()}
 
 
 def module_page(page):

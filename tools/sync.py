@@ -8,14 +8,11 @@ notebooks/ and annotated/.
 
 import argparse
 import os
-import time
 
 import ledger
 import nbformat
 
 from notebooks import NOTEBOOKS, complaints, execute, export, normalise, pages
-
-LEDGER = NOTEBOOKS / "ledger.md"  # shown on page 00
 
 
 def main():
@@ -31,14 +28,13 @@ def main():
     # stored pages train for all their updates, however slow the machine
     os.environ["PAGE_SECONDS"] = "1e9"
     for path in [] if options.export else chosen:
-        start = time.time()
         if path.name.startswith("00"):
-            LEDGER.write_text(ledger.document(ledger.read()), encoding="utf-8")
+            (NOTEBOOKS / "ledger.md").write_text(ledger.document(ledger.read()), encoding="utf-8")
         notebook = normalise(execute(nbformat.read(path, as_version=4)))
         if messages := complaints(notebook):
             raise SystemExit("\n".join([f"{path.name}:", *messages]))
         nbformat.write(notebook, path)
-        print(f"{path.name}: {time.time() - start:.0f} s")
+        print(path.name, flush=True)
 
 
 if __name__ == "__main__":
