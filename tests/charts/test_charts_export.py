@@ -115,6 +115,13 @@ def test_hostile_tokens_stay_data_in_every_view(view):
     assert set(in_table) <= {cell for row in rows for cell in row}
 
 
+def test_a_page_holds_every_chart_in_order_and_follows_the_theme_of_its_reader():
+    two = {"one": VIEWS["bars"](["a", "b"]), "two": VIEWS["explorer"](["a", "b"])}
+    page, parts = chart_page(two, "both"), ("<h1>both", "<h2>one", "<img", "<h2>two", 'id="chart1"')
+    places = [page.index(part) for part in (*parts, 'view.signal("dark", dark.matches)')]
+    assert places == sorted(places)
+
+
 # ---- a real browser
 
 @pytest.fixture
