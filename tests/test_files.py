@@ -148,8 +148,7 @@ def test_json_is_readable_and_whole(tmp_path):
 @pytest.mark.parametrize("data, lines", [
     (b"", []), (b"\n", [""]), (b"one", ["one"]), (b"one\n\n", ["one", ""]),
     (b"\xef\xbb\xbfone\n", ["one"]), (b"one\r\ntwo\r\n", ["one", "two"]), (b"one\r\r\n", ["one\r"]),
-    (b"a\rb\n", ["a\rb"]), ("a\u2028b\u0085c\x0bdä\n".encode(), ["a\u2028b\u0085c\x0bdä"]),
-])
+    (b"a\rb\n", ["a\rb"]), ("a\u2028b\u0085c\x0bdä\n".encode(), ["a\u2028b\u0085c\x0bdä"])])
 def test_lines_end_at_newlines_only(tmp_path, monkeypatch, data, lines):
     (tmp_path / "in.txt").write_bytes(data)
     assert list(input_lines(tmp_path / "in.txt")) == lines

@@ -132,8 +132,7 @@ def test_unknown_is_learnt_where_words_occur_once():
 @pytest.mark.parametrize("text, words", [
     ("the zebra sees a dog .\na zebra , a quagga .\nthe dog sleeps .\n", "zebra, ,, quagga"),
     ("the dog sleeps .\n", None), ("\n \n", None), ("The dog sleeps .\n", "The"),
-    ("12 dogs\n", "12, dogs"), ("v w x y z é\n", "v, w, x, y, z …"), ("犬 .\n", "犬"),
-])
+    ("12 dogs\n", "12, dogs"), ("v w x y z é\n", "v, w, x, y, z …"), ("犬 .\n", "犬")])
 def test_unknown_words_are_reported_once(text, words, model, monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
     run("translate", "--model", model)
@@ -151,8 +150,7 @@ THAI = ["สุนัขแก่นอนอยู่ใต้โต๊ะ", "�
 
 @pytest.mark.parametrize("language, lines, tokenize", [
     ("zh", CHINESE, "zh"), ("zh-CN", CHINESE, "zh"), ("zh_Hant_TW", CHINESE, "zh"),
-    ("th", THAI, "char"), ("th-TH", THAI, "char"), ("pt-BR", PORTUGUESE, "13a"),
-])
+    ("th", THAI, "char"), ("th-TH", THAI, "char"), ("pt-BR", PORTUGUESE, "13a")])
 def test_a_language_is_scored_by_its_own_rules(language, lines, tokenize):
     near = [lines[0], *lines[2:], lines[1]]
     report = bleu_report(near, lines, language, bootstrap=0)

@@ -98,8 +98,7 @@ def test_the_n_best_have_texts_scores_tokens_and_attention(alpha, tmp_path, caps
     ("--alpha -1", "alpha=-1.0 is invalid"), ("--device abacus", "device 'abacus' cannot be used"),
     ("--precision int8", "for int8 give another engine"),
     ("--input missing.txt", "missing.txt"), ("--input bad.txt", "bad.txt, line 3: not UTF-8"),
-    ("--model none", "none"), ("--model bare", "bare has no tokenizer"),
-])
+    ("--model none", "none"), ("--model bare", "bare has no tokenizer")])
 def test_what_cannot_be_given_is_refused_with_one_line(
         options, message, folder, model, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -151,8 +150,7 @@ def test_the_parts_of_any_text_fit_and_hold_all_of_it(text, most):
 
 @pytest.mark.parametrize("text, parts", [
     ('He said: "Go." He left! Why? … So.', ['He said: "Go."', "He left!", "Why?", "…", "So."]),
-    ("3.5 of 4 e.g. here", ["3.5 of 4 e.g.", "here"]), ("犬。猫！", ["犬。", "猫！"]),
-])
+    ("3.5 of 4 e.g. here", ["3.5 of 4 e.g.", "here"]), ("犬。猫！", ["犬。", "猫！"])])
 def test_where_sentences_end(text, parts):
     assert split_text(text, lambda part: part != text) == parts
 

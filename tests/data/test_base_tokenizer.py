@@ -31,8 +31,7 @@ def test_pairs_that_are_no_pairs(pairs, error, message):
 @pytest.mark.parametrize("texts, error, message", [
     ([7], TypeError, "a text is a int, expected a string"),
     ("dog", TypeError, "texts is one string"),
-    (["dog\ud83d"], ValueError, "half a surrogate pair at position 3"),
-])
+    (["dog\ud83d"], ValueError, "half a surrogate pair at position 3")])
 def test_texts_that_are_no_texts(texts, error, message):
     with pytest.raises(error, match=message):
         base_tokenizer.check_texts(texts)

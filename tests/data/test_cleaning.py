@@ -24,8 +24,7 @@ from annotated.data.cleaning import clean_pairs, count_words, loss_warning, pair
     (None, "I like to eat fried rice.", "ខ្ញុំចូលចិត្តញ៉ាំបាយឆា"),
     ("ratio", "Yes.", "我们明天在学校门口见面。" * 3),
     *((None, text, "something else") for text in (  # letters that look like broken ones
-        "Âşık Veysel", "AMANHÃ", "CÂȘTIG", "SÃO PAULO", "Ângela", "NÃO!", "Âge tendre", "İÇİN Â")),
-])
+        "Âşık Veysel", "AMANHÃ", "CÂȘTIG", "SÃO PAULO", "Ângela", "NÃO!", "Âge tendre", "İÇİN Â"))])
 def test_every_fault_is_named(fault, source, target):
     assert pair_fault(source, target) == fault
 
@@ -40,8 +39,7 @@ def test_what_a_wrong_encoding_makes_of_a_word_is_broken(word):
     ("我们明天在学校门口见面。", 7), ("老狗睡在桌子底下。", 5), ("他昨天给我打了电话。", 7),
     ("年老いた犬がテーブルの下で寝ている。", 9), ("東京は日本の首都です。", 7),
     ("สุนัขแก่นอนอยู่ใต้โต๊ะ", 6), ("ฉันชอบกินข้าวผัด", 4), ("저는 학교에 갑니다.", 3), ("U2 和 R.E.M.", 3),
-    ("Ein Hund läuft.", 3), ("Я люблю тебя .", 4), ("", 0), ("…", 1),
-])
+    ("Ein Hund läuft.", 3), ("Я люблю тебя .", 4), ("", 0), ("…", 1)])
 def test_words_are_counted_in_any_script(text, words):
     assert 0.6 * words <= count_words(text) <= 1.7 * words
 

@@ -31,8 +31,7 @@ def test_what_is_left_can_be_seen_and_is_composed(text):
     ("\u200bTwo\u00a0dogs\u3000run\u2009.", "Two dogs run ."), ("\x1b[1;31mred\x1b[0m", "red"),
     ("Mu\u200b\u0308ller", "Müller"), ("\u202eabc\u202c", "abc"),
     ("a\tb\x0bc", "a b c"), ("bell\x07", "bell"),
-    *zip(*[["می\u200cخواهم", "👩\u200d👩\u200d👧", "日本語", "ﬁ ½", "؀١"]] * 2, strict=True),
-])
+    *zip(*[["می\u200cخواهم", "👩\u200d👩\u200d👧", "日本語", "ﬁ ½", "؀١"]] * 2, strict=True)])
 def test_odd_writings_become_the_plain_one_and_what_has_a_meaning_stays(odd, plain):
     assert clean_text(odd) == plain
 

@@ -62,8 +62,7 @@ def test_subwords_give_back_every_text_in_its_form(model, text):
 @pytest.mark.parametrize("text, language", [
     ("The T-shirt (a red one) costs 3.50; isn't it nice?", "en"),
     ('He says: "I\'m Tom\'s friend", and goes...', "en"),
-    ("Er sagt: „Das ist z. B. gut“, und geht.", "de"), ("C'est l'ami qu'il a vu là-bas.", "fr"),
-])
+    ("Er sagt: „Das ist z. B. gut“, und geht.", "de"), ("C'est l'ami qu'il a vu là-bas.", "fr")])
 def test_marks_find_their_words_again(text, language):
     assert tokenizers.join_words(split_words(text, language)) == text
 
@@ -85,8 +84,7 @@ def test_translating_needs_no_optional_package():
 @pytest.mark.parametrize("text, words", [
     ("l'ami qu'il a vu, aujourd'hui", "l' ami qu' il a vu , aujourd'hui"),
     ("हिन्दी में नमस्ते।", "हिन्दी में नमस्ते ।"), ("می\u200cخواهم بروم.", "می\u200cخواهم بروم ."),
-    ("O'Neill's 3.50 … 12:30!", "O'Neill 's 3.50 … 12:30 !"), ("Don’t!", "Do n’t !"), ("", ""),
-])
+    ("O'Neill's 3.50 … 12:30!", "O'Neill 's 3.50 … 12:30 !"), ("Don’t!", "Do n’t !"), ("", "")])
 def test_words_of_other_languages_stay_whole(text, words):
     assert split_words(text) == words.split(" ") * bool(text)
 
@@ -195,8 +193,7 @@ def test_a_saved_tokenizer_is_the_same_one(kind, tmp_path):
     '{"kind": "subwords", "model": "bpe", "vocabulary": ["a"], "merges": [["a", "b"]]}',
     '{"kind": "subwords", "model": "bpe", "vocabulary": ["日"], "merges": []}',
     '{"kind": "subwords", "model": "unigram", "vocabulary": ["a"], "merges": []}',
-    '{"kind": "subwords", "model": "bpe", "vocabulary": ["a"], "merges": [["a"]]}',
-])
+    '{"kind": "subwords", "model": "bpe", "vocabulary": ["a"], "merges": [["a"]]}'])
 def test_a_damaged_file_is_named_with_the_mend(tmp_path, text):
     path = tmp_path / "tokenizer.json"
     path.write_bytes(text.encode("latin-1") if text == "\x80" else text.encode())

@@ -47,8 +47,7 @@ def same_logits(ours, marian, ids=None, atol=1e-9):
 
 
 @pytest.mark.parametrize("changes", [
-    {}, {"N": 1, "d_model": 9, "h": 3, "d_ff": 7}, {"h": 4, "d_k": 4, "d_v": 4, "vocab_size": 301},
-])
+    {}, {"N": 1, "d_model": 9, "h": 3, "d_ff": 7}, {"h": 4, "d_k": 4, "d_v": 4, "vocab_size": 301}])
 def test_marian_computes_the_same_logits_with_padding(tmp_path, changes):
     model = small_model(dtype=torch.float64, **changes)
     export_to_hugging_face(model, BPE, tmp_path / "out")
@@ -293,8 +292,7 @@ def test_what_marian_cannot_express_is_named(tmp_path, build, tokenizer, message
 
 @pytest.mark.parametrize("name, value", [
     ("model_type", "bart"), ("activation_function", "tanh"), ("scale_embedding", False),
-    ("decoder_layers", 1), ("tie_word_embeddings", False),
-])
+    ("decoder_layers", 1), ("tie_word_embeddings", False)])
 def test_what_a_transformer_cannot_express_is_named(name, value):
     config = MarianConfig(**hf.marian_fields(small_model().config))
     assert hf.book_config(config) == small_model().config

@@ -50,8 +50,7 @@ def test_linearised_by_hand():
     ("(S XX )S", "fewer leaves than words"), ("(S XX XX XX )S", "more leaves than words"),
     ("(S XX XX", r"1 bracket\(s\) are never closed"), ("(S (NP )NP XX XX )S", r"\(NP is empty"),
     ("(S XX XX )S )S", r"\)S follows"), ("(S XX word dog )S", "'word' is no bracket"),
-    ("(S " * 101, "more than 100"), ("<unk> XX", "'<unk>' is no bracket"),
-])
+    ("(S " * 101, "more than 100"), ("<unk> XX", "'<unk>' is no bracket")])
 def test_malformed_output_gives_a_reason_and_counts_as_an_error(symbols, reason):
     output = delinearize(symbols.split(), ["dogs", "sleep"])
     assert isinstance(output, Malformed) and not output and re.search(reason, output.reason)

@@ -82,8 +82,7 @@ def test_small_rows_are_in_proportion(scale):
 @pytest.mark.parametrize(("scale", "message"), [
     ("huge", r"scale='huge' is unknown: give one of paper, multi30k, toy"),
     (table3.Scale(100, {"N": 4}, TrainingConfig()), "N=2, scaled from the paper's 6 to 4, is no"),
-    (table3.Scale(100, {"d_ff": 33}, TrainingConfig()), "d_ff=1024, scaled from the paper's 2"),
-])
+    (table3.Scale(100, {"d_ff": 33}, TrainingConfig()), "d_ff=1024, scaled from the paper's 2")])
 def test_a_scale_that_will_not_do_is_refused(scale, message):
     with pytest.raises(ValueError, match=message):
         rows(scale)
@@ -150,8 +149,7 @@ def test_no_row_knows_words_of_the_sentences_it_is_scored_on(scale, monkeypatch)
 @pytest.mark.parametrize(("measured", "printed", "expected"), [  # of a band of 0.5
     (-0.9, -0.9, "holds"), (0.9, 0.3, "holds"), (0.9, -0.9, "does not"), (-0.9, 0.2, "does not"),
     (-0.4, -0.9, "within noise"), (0.5, -0.9, "within noise"), (0.51, 0.9, "holds"),
-    (0.4, 0.0, "alike"), (0.4, -0.1, "alike"), (0.6, -0.1, "does not"), (-0.6, 0.0, "does not"),
-])
+    (0.4, 0.0, "alike"), (0.4, -0.1, "alike"), (0.6, -0.1, "does not"), (-0.6, 0.0, "does not")])
 def test_c29_verdict_by_hand_made_numbers(measured, printed, expected):
     assert table3.verdict(measured, 0.5, printed, alike=0.1) == expected
 
