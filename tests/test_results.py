@@ -32,6 +32,7 @@ def test_provenance_names_the_commit():
         pytest.skip("not a git checkout")
     facts = provenance()
     assert facts["revision"] == head.stdout.strip()
+    assert re.fullmatch(r"20\d\d-\d\d-\d\d", facts["date"])
     assert made_at(facts) == f"made at {facts['revision'][:7]}"
 
 

@@ -83,7 +83,8 @@ def run_tests(module, text):
         copy = Path(folder).resolve()
         shutil.copytree(ROOT, copy, dirs_exist_ok=True, ignore=lambda place, _: (
             {".git", ".venv", "_build", "data"} if Path(place) == ROOT else ()))
-        (copy / "data").symlink_to(ROOT / "data")
+        for name in ("data", ".git"):  # the revision is that of the checkout
+            (copy / name).symlink_to(ROOT / name)
         (copy / MODULES[module].relative_to(ROOT)).write_text(text, encoding="utf-8")
         use_module(copy / PAGES[module], module)
         variables = {**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1",
@@ -134,8 +135,7 @@ def keep(rows, survivors):
     equivalent = sum(survivor["kind"] == "equivalent" for survivor in survivors)
     shares = [round(100 * total["killed"] / (total["run"] - excluded), 1)
               for excluded in (0, equivalent)]
-    print(f"{len(rows)} of {len(MODULES)} modules: {total['killed']} of {total['run']} noticed "
-          f"by a test ({shares[0]} %), {shares[1]} % of those not equivalent", flush=True)
+    print(f"{len(rows)} of {len(MODULES)} modules: {total}, noticed: {shares} %", flush=True)
     write_json(RESULT, {
         "tool": f"mutmut {version('mutmut')}", **provenance(),
         "command": "python tools/mutation_score.py",

@@ -10,7 +10,7 @@ from drawing import KEYS, QUERIES, WEIGHTS
 from matplotlib import pyplot as plt
 
 from annotated import charts
-from annotated.charts import attention, theme
+from annotated.charts import attention, explorer, theme
 
 
 def test_figures_drawn_by_hand_have_a_table_of_what_they_draw():
@@ -43,6 +43,10 @@ def test_an_altair_chart_with_records_has_them_as_its_table_and_follows_the_page
     beside = altair.hconcat(chart, chart.encode(y="cut:N"))
     for drawn in (chart, theme.dressed(beside, "t", {"most": 3})):
         assert theme.table(drawn) == (["size", "cut", "note"], [[1, "a b", ""], [2.5, "", "n"]])
+    header, rows = theme.table(explorer.attention_explorer({"a": WEIGHTS[None]}, KEYS, QUERIES))
+    assert dict(zip(header, rows[5], strict=True)) == {
+        "layer": "a", "head": 1, "query index": 1, "query": "Katze", "key index": 1, "key": "cat",
+        "weight": WEIGHTS[1, 1]}
     (param,) = theme.dressed(beside, "t").to_dict()["params"]
     assert (param["name"], param["value"]) == ("dark", False)
 
