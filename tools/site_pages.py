@@ -57,8 +57,7 @@ def picture_table(png):
 def data_table(table, name, folder):
     """Return the collapsed HTML table with the data of a chart, and write it as a CSV file."""
     header, rows, total = table
-    path = folder / "_static" / "charts" / f"{name}.csv"
-    with open(path, "w", newline="", encoding="utf-8") as file:
+    with open(folder / f"_static/charts/{name}.csv", "w", newline="", encoding="utf-8") as file:
         csv.writer(file, lineterminator="\n").writerows([header, *rows])
 
     def line(cells, tag):
@@ -66,7 +65,9 @@ def data_table(table, name, folder):
         return f"<tr>{''.join(f'<{tag}>{text}</{tag.split()[0]}>' for text in texts)}</tr>"
 
     shown = rows[:ROWS_SHOWN]
-    count = f"{len(shown)} of {total} rows" if len(shown) < int(total) else f"{total} rows"
+    every = -(-int(total) // max(len(rows), 1))  # of long curves not every point is kept
+    count = (f"{total} rows" + f", of which one in {every} is kept here" * (every > 1)
+             + f"; the first {len(shown)} are shown" * (len(shown) < len(rows)))
     head, body = line(header, 'th scope="col"'), "".join(line(row, "td") for row in shown)
     return TABLE.format(name=name, count=count, total=len(rows), head=head, body=body)
 
@@ -75,8 +76,7 @@ def chart(output, name, alt, folder):
     """Return the HTML of an Altair output: its picture, which is also printed, the specification
     for charts.js, and its data.
     """
-    picture = folder / "_static" / "charts" / f"{name}.png"
-    picture.write_bytes(base64.b64decode(output.data["image/png"]))
+    (folder / f"_static/charts/{name}.png").write_bytes(base64.b64decode(output.data["image/png"]))
     spec = output.data[VEGA_LITE]
     header, rows = charts.table(spec)
     text = json.dumps(spec, separators=(",", ":")).replace("<", r"\u003c")

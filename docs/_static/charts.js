@@ -10,7 +10,10 @@
       const script = document.createElement("script");
       script.src = new URL("vega.js", here);
       script.onload = resolve;
-      script.onerror = () => reject(new Error("vega.js did not load"));
+      script.onerror = () => {
+        library = undefined; // to be tried again
+        reject(new Error("vega.js did not load"));
+      };
       document.head.append(script);
     });
     return library;
@@ -65,6 +68,8 @@
       await vega();
       const names = controls(source);
       const state = result ? names.map((name) => [name, result.view.signal(name)]) : [];
+      const inputs = () => [...bound.querySelectorAll("select, input")];
+      const focused = inputs().indexOf(document.activeElement);
       result?.finalize();
       bound.replaceChildren();
       box.hidden = false;
@@ -77,6 +82,7 @@
       }
       for (const [name, value] of state) result.view.signal(name, value);
       await result.view.runAsync();
+      if (focused >= 0) inputs()[focused]?.focus({ preventScroll: true });
       drawn = wanted;
       figure.classList.add("drawn");
       figure.dataset.theme = theme();

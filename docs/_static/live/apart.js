@@ -12,9 +12,12 @@ const Apart = (() => {
   const FOUND = 8; // of them are listed
 
   let view = null; // what is shown: see `draw`
-  let pair = { query: 0, key: 0 }; // the weight that is taken apart
+  let chosen = { query: 0, key: 0 }; // the weight that is taken apart, as the visitor chose it
+  let pair = chosen; // the same, where it is there
   let near = null; // the token whose lines are stressed: {side, index}
   let search = 0; // number of the search that runs; an older one stops
+  let searching = false; // whether one runs
+  let listed = ""; // of which head the results of a search are listed
 
   // ---- From the model to numbers ----------------------------------------------------------------
 
@@ -80,7 +83,6 @@ const Apart = (() => {
     const labels = (texts, side, x, anchor) => texts.map((text, index) => {
       const node = drawing("text", {
         x, y: y(index), "text-anchor": anchor, "dominant-baseline": "central", tabindex: 0,
-        class: near && near.side === side && near.index === index ? "live-near" : "",
         "data-side": side, "data-index": index,
       }, text);
       const on = (event, wanted) => node.addEventListener(event, () => stress(wanted));
@@ -96,7 +98,10 @@ const Apart = (() => {
     }, ...lines, ...labels(keys, "key", left - 6, "end"),
     ...labels(queries, "query", left + gap + 6, "start"));
     svg.style.width = `${width}px`;
+    const active = document.activeElement;
+    const held = find("lines").contains(active) ? { ...active.dataset } : null;
     find("lines").replaceChildren(svg);
+    if (held) svg.querySelector(`[data-side=${held.side}][data-index="${held.index}"]`)?.focus();
   }
 
   /** Stress the lines of one token; the labels stay as they are, so that none loses the focus. */
@@ -119,7 +124,8 @@ const Apart = (() => {
       box.checked = heads.includes(head + 1);
     });
     find("kind").dispatchEvent(new Event("change")); // live.js draws, and calls `draw` below
-    stress({ side: "query", index: view.queries.indexOf(asking) });
+    const index = view.queries.indexOf(asking); // -1: it is not written yet
+    stress(index < 0 ? null : { side: "query", index });
     for (const button of find("guide").querySelectorAll("button")) {
       button.setAttribute("aria-pressed", button === phrase);
     }
@@ -133,9 +139,9 @@ const Apart = (() => {
 
   function fillPair() {
     const { queries, keys, kind } = view;
-    pair.query = Math.min(pair.query, queries.length - 1);
+    pair = { query: Math.min(chosen.query, queries.length - 1) };
     const readable = kind === "decoder" ? keys.slice(0, pair.query + 1) : keys;
-    pair.key = Math.min(pair.key, readable.length - 1);
+    pair.key = Math.min(chosen.key, readable.length - 1);
     for (const [id, texts] of [["query", queries], ["key", readable]]) {
       find(id).replaceChildren(
         ...texts.map((text, i) => option(i, `${i + 1}: ${text}`, i === pair[id])));
@@ -180,14 +186,18 @@ const Apart = (() => {
     ...strip(q, 0), ...strip(k, cell + 4),
     drawing("line", { x1: left, x2: width, y1: middle, y2: middle, class: "live-axis" }), ...bars);
     svg.style.width = `${width}px`;
+    svg.style.minWidth = `${0.8 * width}px`; // its box scrolls
     find("products").replaceChildren(svg);
     const most = products.indexOf(Math.max(...products)) + 1;
     const strong = (value, digits) => element("strong", {}, number(value, digits));
-    find("sum").replaceChildren(
+    const said = element("p", {},
       "The products add up to ", strong(sum, 2), `; dimension ${most} contributes most. `,
       `Divided by √${q.length} that is the score `, strong(sum / Math.sqrt(q.length), 2),
       ". The softmax over all scores of ", token(queries[pair.query]),
       " makes it the weight ", strong(weight, 3), " of ", token(keys[pair.key]), ".");
+    // a screen reader reads what is replaced
+    const place = find("sum");
+    if (said.textContent !== place.textContent) place.replaceChildren(...said.childNodes);
   }
 
   // ---- Other sentences with the same query ------------------------------------------------------
@@ -199,6 +209,7 @@ const Apart = (() => {
    */
   async function searchAlike() {
     const mine = ++search;
+    searching = true;
     const { kind, layer, head, queries, pairs, quietly, matricesOf, open } = view;
     const query = queries[pair.query];
     const holds = (text) => query === "</s>" || text.split(/[\s.,?]+/).includes(query)
@@ -208,8 +219,8 @@ const Apart = (() => {
     const candidates = promising.slice(0, SEARCHED);
     const [found, status] = [[], find("search-status")];
     find("alike").replaceChildren();
-    for (const [done, [english]] of candidates.entries()) {
-      status.textContent = `Looking at sentence ${done + 1} of ${candidates.length} …`;
+    status.textContent = `Looking at ${candidates.length} sentences …`;
+    for (const [english] of candidates) {
       await new Promise((next) => setTimeout(next));
       if (mine !== search) return;
       const { matrices, queries: asking, keys } = matricesOf(quietly(english), kind, layer);
@@ -219,9 +230,11 @@ const Apart = (() => {
       const most = weights.indexOf(Math.max(...weights));
       found.push({ english, key: keys[most], weight: weights[most] });
     }
+    searching = false;
     status.replaceChildren(...(found.length
-      ? [token(query), ` stands in ${found.length} other sentences. `,
-        "What this head attends to most there:"]
+      ? [token(query), ` stands in ${found.length} of ${candidates.length} other sentences that `
+        + "were looked at. What this head attends to most in the first "
+        + `${Math.min(FOUND, found.length)}:`]
       : ["No other sentence that was looked at has ", token(query), " here."]));
     find("alike").replaceChildren(...found.slice(0, FOUND).map(({ english, key, weight }) => {
       const button = element("button", { type: "button" }, english);
@@ -240,9 +253,8 @@ const Apart = (() => {
     listening = true;
     for (const id of ["query", "key"]) {
       find(id).addEventListener("change", () => {
-        pair = { query: Number(find("query").value), key: Number(find("key").value) };
-        fillPair();
-        drawPair();
+        chosen = { query: Number(find("query").value), key: Number(find("key").value) };
+        draw(view);
       });
     }
     find("search").addEventListener("click", searchAlike);
@@ -257,30 +269,44 @@ const Apart = (() => {
   }
 
   /**
-   * Draw all of it. wanted: {shown, kind, layer, head, h, name, matrices, queries, keys, words,
+   * Draw all of it. wanted: {shown, kind, layer, head, model, h, name, matrices, queries, keys,
    * pairs}: matrices[head] are rows of weights; matricesOf(shown, kind, layer), quietly(text) and
    * open(text) belong to live.js. A head below 0 stands for the mean of all; the one with the
    * largest weight of the chosen pair is taken apart then.
    */
   function draw(wanted) {
     if (!find("products")) return; // the front page shows less
-    view = wanted;
+    view = { ...wanted, mean: wanted.mean ?? wanted.head < 0 };
     search += 1;
+    near = null; // what was stressed may be gone
+    for (const phrase of find("guide").querySelectorAll("button")) {
+      phrase.setAttribute("aria-pressed", false);
+    }
     fillToggles(view.h);
     fillPair();
-    if (view.head < 0) {
+    if (view.mean) {
       const weights = view.matrices.map((rows) => rows[pair.query][pair.key]);
-      view = { ...view, head: weights.indexOf(Math.max(...weights)) };
+      view.head = weights.indexOf(Math.max(...weights));
     }
+    forgetSearch(`${view.model} ${view.name} ${view.head}`);
     find("apart-head").textContent = `layer ${view.layer + 1}, head ${view.head + 1}`;
     drawLines();
     drawPair();
     listen();
   }
 
+  /** Take the results of a search away that runs, or was for another head than this. */
+  function forgetSearch(head) {
+    if (!searching && head === listed) return;
+    if (find("alike").contains(document.activeElement)) find("search").focus();
+    find("search-status").replaceChildren();
+    find("alike").replaceChildren();
+    [searching, listed] = [false, head];
+  }
+
   /** Take another weight apart. */
   function choose(query, key) {
-    pair = { query, key };
+    chosen = { query, key };
   }
 
   return { draw, choose };

@@ -33,10 +33,14 @@
   async function load(name) {
     if (!window.MODELS?.[name]) {
       await new Promise((resolve, reject) => {
-        const script = element("script", { src: new URL(`${name}.js`, folder), onload: resolve });
-        script.onerror = () => reject(new Error("The model is missing: `make site` writes it to "
-          + `_static/live/${name}.js, which this page needs beside it.`));
-        document.head.append(script);
+        const gone = () => reject(new Error(location.protocol === "file:"
+          ? `The model is missing: \`make site\` writes it to _static/live/${name}.js, which this `
+            + "page needs beside it."
+          : "The model could not be loaded. Choose it again, or load the page anew."));
+        document.head.append(element("script", {
+          src: new URL(`${name}.js`, folder), onerror: gone,
+          onload: () => (window.MODELS?.[name] ? resolve() : gone()),
+        }));
       });
     }
     const data = window.MODELS[name];
@@ -47,12 +51,13 @@
   /** Change to a model; if it cannot be had, say why, and keep the one that is there. */
   async function choose(name, { played = true } = {}) {
     const box = (wanted) => document.querySelector(`input[name=live-model][value=${wanted}]`);
+    const before = find("sentence").value;
     pause();
     say("Loading the model …");
     box(name).checked = true;
     try {
       const found = await (models[name] ??= load(name));
-      if (box(name).checked) use(found, played); // unless another was chosen meanwhile
+      if (box(name).checked) use(found, played, before); // unless another was chosen meanwhile
     } catch (error) {
       delete models[name]; // it may be there the next time
       say(error.message);
@@ -94,12 +99,12 @@
     }
     const source = [...ids, END];
     const outputs = { greedy: Transformer.greedy(net, source) };
-    const search = Transformer.beamSearch(net, source);
-    outputs.beam = search.output;
     const decoding = document.querySelector("input[name=live-decoding]:checked").value;
+    // the front page does not draw the beam
+    const search = find("beam") || decoding === "beam" ? Transformer.beamSearch(net, source) : null;
+    outputs.beam = search?.output;
     const output = outputs[decoding];
-    const all = everything(source, output);
-    return { text, source, strange, outputs, search, decoding, output, ...all };
+    return { text, source, strange, outputs, search, output, ...everything(source, output) };
   }
 
   /** All that the model computes while it writes `output`, and the pieces of source and output. */
@@ -126,8 +131,8 @@
       const button = element("button", { type: "button" }, known);
       button.addEventListener("click", () => {
         const exactly = word.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
-        const whole = new RegExp(`(?<![^\\s.,?])${exactly}(?![^\\s.,?])`, "gu");
-        find("sentence").value = find("sentence").value.replace(whole, known);
+        const whole = new RegExp(`(^|[\\s.,?])${exactly}(?=[\\s.,?]|$)`, "gu");
+        find("sentence").value = cleanText(find("sentence").value).replace(whole, `$1${known}`);
         find("sentence").focus();
         start();
       });
@@ -157,10 +162,11 @@
     const complete = position === shown.output.length;
     const [, german] = used.data.pairs.find(([english]) => english === shown.text.trim()) ?? [];
     const said = used.words.decode(shown.output.slice(0, position));
-    const verdict = german === said ? " The corpus says the same." : ` The corpus says: ${german}`;
+    const verdict = german === said ? [" The corpus says the same."]
+      : [" The corpus says: ", element("span", { lang: "de" }, german)];
     find("verdict").replaceChildren(
       element("strong", { lang: "de", id: "live-translation" }, said),
-      german && complete ? verdict : "");
+      ...(german && complete ? verdict : []));
   }
 
   function drawCandidates() {
@@ -213,7 +219,7 @@
       const rows = of.encoder[layer].map((heads) => mean(heads, head));
       return { rows, queries: of.read, keys: of.read };
     }
-    const [name, keys] = kind === "cross" ? ["cross", of.read] : ["self", of.fed];
+    const [name, keys] = kind === "cross" ? ["cross", of.read] : ["self", of.fed.slice(0, until)];
     const rows = of.positions.slice(0, until).map((step) => mean(step[name][layer], head));
     return { rows, queries: of.written.slice(0, until), keys };
   }
@@ -235,7 +241,7 @@
   function drawApart() {
     const { kind, layer, head } = choice();
     Apart.draw({
-      shown, kind, layer, head, h: used.data.config.h, name: nameOf(layer),
+      shown, kind, layer, head, model: used.name, h: used.data.config.h, name: nameOf(layer),
       ...matricesOf(shown, kind, layer, position), matricesOf, quietly,
       pairs: used.data.pairs.filter(([english]) => english !== shown.text.trim()),
       open: (text) => {
@@ -290,6 +296,7 @@
       drawApart();
     }));
     find("heatmap").replaceChildren(svg);
+    find("heatmap").classList.toggle("live-clickable", Boolean(find("products")));
     find("attention-caption").textContent = {
       cross: `${name}. A row is a token of the translation while it is written, `
         + "a column a token of the source.",
@@ -400,6 +407,8 @@
 
   /** Translate what is typed, and show it: played, or all at once. */
   function start({ played = true } = {}) {
+    const wanted = document.querySelector("input[name=live-model]:checked").value;
+    if (wanted !== used.name) return; // its model is on its way
     pause();
     const found = translate(find("sentence").value);
     if (!found) return;
@@ -418,8 +427,8 @@
    * knows.
    */
   function summary() {
-    const said = `In German: ${used.words.decode(shown.output)}`;
-    return [element("p", { className: "live-hidden" }, said), hint()];
+    const said = element("span", { lang: "de" }, used.words.decode(shown.output));
+    return [element("p", { className: "live-hidden" }, "In German: ", said), hint()];
   }
 
   function hint() {
@@ -443,9 +452,9 @@
 
   /**
    * Put a model on the page: its examples, layers and heads, facts, and its first example
-   * translated.
+   * translated. What was typed since `before` was there, or refused, stays if the model knows it.
    */
-  function use(model, played) {
+  function use(model, played, before) {
     used = model;
     const { config: { N, h }, examples } = used.data;
     const count = (length, make) => Array.from({ length }, (_, i) => make(i));
@@ -465,8 +474,12 @@
     find("words").querySelector("p").textContent = used.words.known().join(" ");
     if (find("facts")) find("facts").textContent = facts(used.data);
     find("form").hidden = false;
-    [, find("sentence").value] = examples[0];
-    find("examples").value = find("sentence").value;
+    const box = find("sentence");
+    const own = box.value !== before || box.getAttribute("aria-invalid") === "true";
+    const { pieces, unknown } = used.words.encode(box.value);
+    const fits = pieces.length > 0 && pieces.length <= LONGEST && !unknown.length;
+    if (!(own && fits)) [, box.value] = examples[0];
+    find("examples").value = examples.some(([, one]) => one === box.value) ? box.value : "";
     start({ played });
   }
 

@@ -294,7 +294,7 @@ const Transformer = (() => {
    * its place.
    */
   function continuations(model, hypothesis, { beam, alpha, limit }) {
-    if (hypothesis.ended) return [{ ...hypothesis, parent: hypothesis }];
+    if (hypothesis.ended) return [hypothesis];
     const { state, logits } = model.step(hypothesis.state, hypothesis.tokens.at(-1) ?? BEGIN);
     const p = softmax(Float64Array.from(logits));
     // more than `beam` from one hypothesis could not all be kept
@@ -303,7 +303,7 @@ const Transformer = (() => {
       const logP = hypothesis.logP + Math.log(p[token]);
       const ended = token === END || tokens.length >= limit;
       const score = logP / lengthPenalty(tokens.length, alpha);
-      return { tokens, logP, score, ended, state, parent: hypothesis };
+      return { tokens, logP, score, ended, state };
     });
   }
 
@@ -326,7 +326,7 @@ const Transformer = (() => {
     const options = { beam, alpha, limit: source.length + extra };
     const { memory } = model.encode(source);
     const state = model.begin(memory);
-    let hypotheses = [{ tokens: [], logP: 0, score: 0, ended: false, state, parent: null }];
+    let hypotheses = [{ tokens: [], logP: 0, score: 0, ended: false, state }];
     const steps = [];
     do {
       const candidates = hypotheses.flatMap((one) => continuations(model, one, options));
@@ -353,7 +353,7 @@ const Transformer = (() => {
     return { encoder: weights, asked, positions };
   }
 
-  return { Transformer, greedy, beamSearch, follow, bestTokens, fromHalf };
+  return { Transformer, greedy, beamSearch, follow, bestTokens };
 })();
 
 if (typeof module === "object") module.exports = Transformer;

@@ -10,7 +10,7 @@
  * gives it.
  */
 
-const PAD = 0, BEGIN = 1, END = 2, UNKNOWN = 3; // the ids before the first word
+const BEGIN = 1, END = 2, UNKNOWN = 3; // the ids before the first word
 
 /** What is white space in Unicode, but no plain space. */
 const SPACES = /[\t-\r\x1c-\x1f\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]/g;
@@ -134,5 +134,5 @@ function editDistance(a, b) {
 }
 
 if (typeof module === "object") {
-  module.exports = { PAD, BEGIN, END, UNKNOWN, SPACES, cleanText, Words };
+  module.exports = { BEGIN, END, UNKNOWN, SPACES, cleanText, Words };
 }
