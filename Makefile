@@ -11,7 +11,7 @@ export TOKENIZERS_PARALLELISM := false
 NBVAL ?= --nbval
 WORKBOOK ?= _build/workbook
 TRAINS := 17 21 22 23
-BROWSER := --ignore-glob='*/test_site*.py' --ignore=tests/test_live.py  # these have a target of their own
+NO_BROWSER := --ignore-glob='*/test_site*.py' --ignore=tests/test_live.py  # these have a target of their own
 export PYTHONDONTWRITEBYTECODE :=  # images often set it: each of hundreds of processes would then compile the sources of torch anew, in three seconds
 
 help:  ## show the targets
@@ -38,7 +38,7 @@ site: setup  ## render the notebooks as they are stored to HTML
 	$(PYTHON) tools/site_build.py
 
 test: setup  ## unit tests, and nbval on the pages that do not train for minutes (NBVAL= without pages, after `make book`)
-	$(PYTHON) -m pytest -q -n logical --maxprocesses=4 --dist=loadfile --durations=20 -m "not long" $(BROWSER) \
+	$(PYTHON) -m pytest -q -n logical --maxprocesses=4 --dist=loadfile --durations=20 -m "not long" $(NO_BROWSER) \
 	  $(NBVAL) $(if $(NBVAL),$(TRAINS:%=--ignore-glob='*/%_*.ipynb') notebooks) tests
 
 test-site: setup axe  ## the site of `make site` in a real browser (Chromium): requests, errors, accessibility, charts, hostile text
@@ -57,7 +57,7 @@ test-long: setup  ## the tests that take longer: properties on new examples, a s
 	@mkdir -p _build
 	$(PYTHON) experiments/kill_loop.py --kills 20 --processes 1 > _build/kill_loop_1.json && mv _build/kill_loop_1.json results/
 	$(PYTHON) experiments/kill_loop.py --kills 20 --processes 2 > _build/kill_loop_2.json && mv _build/kill_loop_2.json results/
-	$(PYTHON) experiments/memory.py --out results/memory.json
+	$(PYTHON) experiments/memory.py --out _build/memory.json && mv _build/memory.json results/
 
 results: setup  ## bring the column of revisions and the rows on speed in results/README.md and README.md up to date
 	$(PYTHON) tools/results.py

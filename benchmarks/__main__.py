@@ -335,11 +335,13 @@ def parse_args(arguments):
 
 
 def output_path(results, options, folder=RUNS):
-    """Return the file that a run goes to: a complete run to the stored ones, named by its number,
-    machine and revision.
+    """Return the file that a run goes to: a complete run on processors, of the default work, to the
+    stored ones, named by its number, machine and revision.
     """
-    if (options.only or options.systems or options.precision or options.against
-            or options.time_scale < 1):
+    default = parse_args([])
+    whole = all(getattr(options, name) == getattr(default, name) for name in (
+        "only", "systems", "precision", "against", "device", "threads", "tokens", "compile"))
+    if not whole or options.time_scale < 1:
         return BUILD / "part.json"
     words = f"{report.machine_name(results['machine'])} {(results['revision'] or 'unknown')[:7]}"
     number = 1 + max((int(path.name.split("-")[0]) for path in folder.glob("[0-9]*-*.json")),
@@ -363,7 +365,8 @@ def measure_cells(options, results, monitor, processes, start):
             results["cells"].append(result)
             print(f"[{time.time() - start:.0f} s]", report.progress_line(result), flush=True)
             peer = report.fastest(result, ["ctranslate2"])
-            if peer and (cell.task, cell.size, cell.batch) in DIRECT_CELLS:
+            direct = options.device == "cpu" and (cell.task, cell.size, cell.batch) in DIRECT_CELLS
+            if peer and direct:
                 result["by_hand"] = measure_directly(cell, peer["precision"], options)
             write_json(unfinished, results)  # for --report, if the run is interrupted
         pool.close()

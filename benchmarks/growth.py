@@ -131,16 +131,16 @@ def measure(point, options, monitor):
         for worker in workers:
             worker.ask(300, method="build", size=asdict(point.size),
                        precision=None if point.task == "train" else "fp32")
-        for repeat in range(REPEATS + 1):
+        for repeat in range(REPEATS + 2):
             for system, own in replicas.items():
                 request, row = requests[system] | {"warmup": not repeat}, rows[system]
                 replies, seconds = ask_all(own, [request] * len(own), TIMEOUT)
                 for worker in own:
                     wait_until_idle(worker.process.pid)
-                if repeat:
+                if repeat > 1:
                     row["seconds"].append(round(seconds, 5))
                     row["tokens"] = sum(reply["tokens"] for reply in replies)
-                else:  # the first run only says how long it takes, and how much memory
+                elif not repeat:  # how long it takes, and how much memory; the next makes the data
                     requests[system]["units"] = max(1, round(MIN_SECONDS / seconds))
                     row["peak"] = sum(reply["peak"] or 0 for reply in replies)
         for row in rows.values():
@@ -167,6 +167,9 @@ def main(arguments=None):
     result = json.loads(options.out.read_text()) if options.out.exists() else {
         "command": "python -m benchmarks.growth", "machine": machine_info(options), "seed": 0,
         "data": "random ids", "metric": metric, "size": asdict(SIZE), **provenance(), "points": []}
+    # what failed, or was disturbed, is measured again
+    result["points"] = [p for p in result["points"] if p["foreign"] <= MAX_LOAD
+                        and not any("failed" in row for row in p["systems"])]
     measured = {(p["task"], p["axis"], p["value"]) for p in result["points"]}
     monitor = LoadMonitor()
     for key in ((task, axis, value) for task, axes in AXES.items()

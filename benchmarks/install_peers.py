@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def main(folder):
-    """Create the environment anew; a library that cannot be installed is named and left out."""
+    """Create the environment anew; exits with a message if a library cannot be installed."""
     venv.create(folder, clear=True, with_pip=True, symlinks=True)
     packages = Path(sysconfig.get_path("purelib"))
     installed = Path(folder, *packages.parts[-3:])  # lib/python3.11/site-packages
@@ -26,7 +26,8 @@ def main(folder):
         command = [str(Path(folder) / "bin" / "python"), "-m", "pip", "install", "--quiet",
                    "--disable-pip-version-check", peer, torch]
         if subprocess.run(command).returncode:
-            print(f"[bench] {peer} cannot be installed here; it is left out", flush=True)
+            sys.exit(f"[bench] {peer} cannot be installed: without it a claim against the quickest "
+                     "peer would be empty")
 
 
 if __name__ == "__main__":

@@ -246,13 +246,13 @@ class Marian(System):
 
     def logits(self, source, target_in):
         return self.model(input_ids=source, attention_mask=source != PAD,
-                          decoder_input_ids=target_in).logits
+                          decoder_input_ids=target_in, use_cache=False).logits
 
     @torch.inference_mode()
     def generate(self, source, beam, length=TARGET_LENGTH):
         output = self.model.generate(input_ids=source, attention_mask=(source != PAD).long(),
                                      num_beams=beam, do_sample=False, use_cache=True,
-                                     min_new_tokens=length, max_new_tokens=length)
+                                     max_new_tokens=length)  # END is suppressed
         return output[:, 1:].tolist()
 
 

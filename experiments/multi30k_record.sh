@@ -60,8 +60,10 @@ fi
 if [ -n "${teachers:-}" ]; then
     data=$work/data.$teachers
     if [ ! -d "$data" ]; then
-        ls -d "$work/$teachers".seed? > /dev/null 2>&1 || {
-            echo "no model of the row $teachers in $work: train that row first" >&2; exit 2; }
+        for seed in ${seeds:-0 1 2}; do
+            [ -d "$work/$teachers.seed$seed" ] || {
+                echo "no $teachers.seed$seed in $work: train that row first" >&2; exit 2; }
+        done
         part=$data.part
         rm -rf "$part"
         cp -r "$work/data" "$part"

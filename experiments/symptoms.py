@@ -68,7 +68,8 @@ def main(out="results/symptoms.json", steps=STEPS, sentences=SENTENCES, examples
              "machine": describe_machine(), "command": "python experiments/symptoms.py",
              **provenance(), "examples": [list(test[i]) for i in examples], "faults": {}}
     before = read_json(out) if Path(out).is_file() else {}
-    if before.get("training") == facts["training"]:
+    same = ("training", "data", "revision")
+    if all(before.get(name) == facts[name] for name in same):
         facts["faults"] = before["faults"]
     for name, recipe in space["FAULTS"].items():
         if name not in facts["faults"]:

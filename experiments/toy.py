@@ -16,7 +16,7 @@ import torch
 from annotated.data.corpora import load_corpus
 from annotated.data.tokenizers import WordTokenizer
 from annotated.files import CHECKOUT, write_json
-from annotated.results import describe_machine, provenance
+from annotated.results import describe_machine, provenance, read_json
 from annotated.training.checkpoints import book_model, save_checkpoint
 from annotated.training.loop import PRESETS, train_on
 from annotated.translation.scores import bleu_report
@@ -75,7 +75,8 @@ def main():
         **provenance(),
         "log": saved.info["log"],
     }
-    write_json(CHECKOUT / "results" / "toy.json", facts)
+    path = CHECKOUT / "results" / "toy.json"
+    write_json(path, facts | {"other_trainings": read_json(path).get("other_trainings", [])})
     long = ("modules", "log", "training")
     shown = {name: fact for name, fact in facts.items() if name not in long}
     print(json.dumps(shown, indent=1))

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from itertools import islice
@@ -68,13 +69,13 @@ def mutants(module):
 
 
 def use_module(page, module):
-    """Let a page import the module that it exports, in place of defining it."""
+    """Write a page.ipynb that imports the module which this page exports, and is else like it."""
     notebook = nbformat.read(page, as_version=4)
     for cell in notebook.cells:
         if cell.cell_type == "code" and EXPORTED.search(cell.source):
             cell.source = (f"import annotated.{module} as exported\nglobals().update({{name: value "
                            "for name, value in vars(exported).items() if name[:2] != '__'})")
-    nbformat.write(notebook, page)
+    nbformat.write(notebook, page.with_name("page.ipynb"))
 
 
 def run_tests(module, text):
@@ -90,7 +91,7 @@ def run_tests(module, text):
         variables = {**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1",
                      "TOKENIZERS_PARALLELISM": "false", "PAGE_SECONDS": "8"}
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m",
-                   "not long", "--nbval", *guards(module)]
+                   "not long", "--nbval", *guards(module)[:-1], "notebooks/page.ipynb"]
         try:
             return subprocess.run(command, cwd=copy, env=variables, capture_output=True,
                                   timeout=900).returncode != 0
@@ -132,24 +133,24 @@ def keep(rows, survivors):
     """Write the rows of all modules that have been measured, with their sums."""
     total = {key: sum(row[key] for row in rows.values()) for key in ("mutants", "run", "killed")}
     survivors = [survivor | explanation(survivor) for survivor in survivors]
-    equivalent = sum(survivor["kind"] == "equivalent" for survivor in survivors)
-    shares = [round(100 * total["killed"] / (total["run"] - excluded), 1)
-              for excluded in (0, equivalent)]
+    equivalent = Counter(row["module"] for row in survivors if row["kind"] == "equivalent")
+    # a module counts as many times as it has mutants, of which small ones are sampled more densely
+    shares = [round(100 / total["mutants"] * sum(
+        row["mutants"] * row["killed"] / (row["run"] - without[module])
+        for module, row in rows.items()), 1) for without in (Counter(), equivalent)]
     print(f"{len(rows)} of {len(MODULES)} modules: {total}, noticed: {shares} %", flush=True)
     write_json(RESULT, {
         "tool": f"mutmut {version('mutmut')}", **provenance(),
         "command": "python tools/mutation_score.py",
         "sample": {"share": SHARE, "at least": MINIMUM, "seed": SEED},
-        "modules": len(MODULES), "total": total, "equivalent": equivalent, "percent killed":
+        "modules": len(MODULES), "total": total, "equivalent": equivalent.total(), "percent killed":
         shares[0], "percent killed of those that are not equivalent": shares[1],
         "by module": dict(sorted(rows.items())),
         "survivors": sorted(survivors, key=lambda survivor: survivor["module"])})
 
 
 def main():
-    stored = {"by module": {}, "survivors": []}
-    if RESULT.exists():
-        stored = json.loads(RESULT.read_text(encoding="utf-8"))
+    stored = json.loads(RESULT.read_text(encoding="utf-8"))
     rows = {module: row for module, row in stored["by module"].items()
             if module in MODULES and measured(module, row)}
     survivors = [row for row in stored["survivors"] if row["module"] in rows]
