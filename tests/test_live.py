@@ -463,6 +463,34 @@ def test_phrases_show_the_lines_of_heads(visit, toy, phrase, block, heads, askin
     # it looks at itself, and elsewhere, too
     others = weights[:, row] * torch.tensor([key != asking for key in expected.keys])
     assert read in {expected.keys[place] for place in others.argmax(dim=1)}
+    page.hover("#live-sum")
+    enter(page, "The dog sleeps.")  # nothing is stressed any more
+    weights = toy("The dog sleeps.").attention[block][0, heads]
+    assert strokes(page) == lines_of(weights)
+    assert button.get_attribute("aria-pressed") == "false"
+
+
+def test_what_is_typed_while_a_model_loads_is_kept_for_it(visit, libraries):
+    page, held, sentence = visit(), [], "A man rides a bicycle."
+    page.route("**/captions.js", lambda route: held.append(route))
+    page.check("input[value=captions]")
+    enter(page, sentence)
+    assert page.inner_text("#live-message").startswith("Loading")
+    held[0].continue_()
+    page.wait_for_selector("#live-target bdi:has-text('▁')")
+    assert page.input_value("#live-sentence") == sentence
+    assert translation(page) == libraries["captions"](sentence).text
+
+
+def test_the_menus_take_the_largest_head_apart_where_the_mean_is_chosen(visit, toy):
+    sentence = "The girl will eat potato soup because it is fresh."
+    page, last = visit("toy", sentence), toy.model.config.N - 1
+    weights = toy(sentence).attention[f"decoder.layers.{last}.cross_attention"][0]
+    for query, key in ((0, 1), (1, 2), (5, 3)):
+        for name, index in (("query", query), ("key", key)):
+            page.select_option(f"#live-{name}", index=index)
+        head = weights[:, query, key].argmax() + 1
+        assert page.inner_text("#live-apart-head").endswith(f"head {head}")
 
 
 @pytest.mark.parametrize("name, sentence, asking, last", [
