@@ -80,7 +80,8 @@ def test_progress_is_shown_on_request_with_real_target_tokens_a_second(monkeypat
     log = train(tiny(), PAIRS, PAIRS[:1], QUICK, report=rows.append)
     assert [row.pop("tokens_per_second") for row in rows] == [row["tokens"] / 4 for row in log]
     assert rows == log and len(log) == 3
-    assert f"{log[-1]['tokens'] / 4:,.0f} tokens/s, train" in capsys.readouterr().err
+    shown = f"{log[-1]['tokens'] / 4:,.0f} tokens/s, train {log[-1]['train_loss']:.3f}, valid "
+    assert shown in capsys.readouterr().err
 
 
 def test_only_the_first_process_keeps_the_log(tmp_path, monkeypatch):
