@@ -294,7 +294,9 @@ def trace_greedy(precision=None):
             trace.next_step()
             return step(*args)
 
-        with mock.patch.object(search.IncrementalDecoder, "step", counted):
+        # nothing is computed, so the logits are anything, NaN too, which is said at the end
+        with (mock.patch.object(search.IncrementalDecoder, "step", counted),
+              contextlib.suppress(ValueError)):
             search.greedy_decode(model, torch.full((32, 20), 5, device="cuda"))
     return trace.report()
 
