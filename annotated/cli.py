@@ -240,7 +240,7 @@ def main(arguments=None):
                 raise ValueError("--plugin names no module")
             sys.path.insert(0, "")
             try:
-                __import__(words[1])  # which takes ./mine for a name, as it is not
+                __import__(words[1])  # to import_module, ./mine would be a relative name
             except (ImportError, SyntaxError) as error:
                 raise ValueError(f"the plugin {words[1]} cannot be imported ({error}): give a "
                                  "module of the current folder, without .py") from error

@@ -28,7 +28,7 @@ def _check_out(out, **beside):
                              "put it elsewhere")
     files.check_output(out)  # now rather than after hours
 
-
+# %% ../notebooks/78_reproduce.ipynb #re78out1
 def _check_train(options):
     """Raise an error for options and folders that cannot be used; keep what --average needs."""
     from annotated.training import checkpoints
@@ -117,7 +117,7 @@ def _keep_start(options, write):
     elif write:
         files.write_json(path, facts)
 
-
+# %% ../notebooks/78_reproduce.ipynb #re78sta1
 def _build(config, build, attention_gain):
     """The model that `build` makes, its initial W_Q, W_K and W_V scaled by `attention_gain`."""
     model = build(config)
@@ -293,7 +293,7 @@ def parse(arguments):
     from annotated.training import distributed
     from annotated.translation.search import check_beam
 
-    presets = parsing.PARSERS  # of each treebank
+    presets = parsing.PARSERS
     options = read_with_preset(Parse, "parse", arguments, presets, lambda options: (
         options.treebank if options.treebank in presets else "gum"))
     trained = options.out.exists()

@@ -210,8 +210,8 @@ def format_revisions(runs):
 def handicap(runs):
     """Return in words what slowed a peer down in the first stored runs; "" without these."""
     first = {"faac7ac", "f68f662", "52d6d32"} & {run["revision"][:7] for run in runs}
-    return ("; in these runs MarianMT decoded with a needless check of its length, which took 4 to "
-            "19 % of its time greedily" if first else "")
+    return ("; in these runs MarianMT decoded with a needless check of its length: it is faster "
+            "than they say" if first else "")
 
 
 def readme_row(runs):

@@ -42,9 +42,9 @@ SHARE, MINIMUM, SEED = 0.015, 6, 0
 
 
 def guards(module):
-    """Return the files that guard a module: its tests, those that KNOWN lists, and its page."""
+    """Return the tests that guard a module: those of its page, and those that KNOWN lists."""
     others = (f"tests/{name}.py" for name in KNOWN["also_tested_by"].get(module, ()))
-    return [page_tests(ROOT / PAGES[module]), *others, PAGES[module]]
+    return [page_tests(ROOT / PAGES[module]), *others]
 
 
 def mutants(module):
@@ -91,7 +91,7 @@ def run_tests(module, text):
         variables = {**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1",
                      "TOKENIZERS_PARALLELISM": "false", "PAGE_SECONDS": "8"}
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m",
-                   "not long", "--nbval", *guards(module)[:-1], "notebooks/page.ipynb"]
+                   "not long", "--nbval", *guards(module), "notebooks/page.ipynb"]
         try:
             return subprocess.run(command, cwd=copy, env=variables, capture_output=True,
                                   timeout=900).returncode != 0
@@ -124,7 +124,7 @@ def explanation(survivor):
 
 def measured(module, row):
     """Whether neither the module nor its tests have changed since the row was measured."""
-    files = [MODULES[module], *guards(module)]
+    files = [MODULES[module], PAGES[module], *guards(module)]
     return subprocess.run(["git", "diff", "--quiet", row["revision"], "--", *files],
                           cwd=ROOT, capture_output=True).returncode == 0
 

@@ -42,7 +42,7 @@ def base_language(code):
     """A language code without region and script: "pt" for pt-BR, "zh" for zh_Hans_CN."""
     return code.replace("_", "-").partition("-")[0].lower()
 
-
+# %% ../../notebooks/77_normalization.ipynb #no77mos1
 @cache
 def _moses(kind, language):
     """Moses' "MosesPunctNormalizer", "MosesTokenizer" or "MosesDetokenizer" for a language."""

@@ -60,7 +60,7 @@ class TransformerConfig:
     feed_forward_dropout: float = 0.0  # between the two linear layers; not in the paper's text
     norm_first: bool = False  # norm before each sub-layer; False: after it, as printed
     positions: str = "sinusoidal"  # or "learned"
-    max_length: int = 512  # positions in the learned table; longer texts are split
+    max_length: int = 512  # learned positions; the commands split longer texts
     pad_id: int = 0  # the id that fills up short sentences
 
     __post_init__ = _check_config
