@@ -122,11 +122,23 @@ def explanation(survivor):
     return {"kind": "unexamined", "why": ""}
 
 
+def code(path, text):
+    """What a file executes: for a page, the code of its cells without lines of comments."""
+    if path.suffix != ".ipynb":
+        return text
+    return [[line for line in cell["source"] if not line.startswith("#")]
+            for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+
+
 def measured(module, row):
-    """Whether neither the module nor its tests have changed since the row was measured."""
-    files = [MODULES[module], PAGES[module], *guards(module)]
-    return subprocess.run(["git", "diff", "--quiet", row["revision"], "--", *files],
-                          cwd=ROOT, capture_output=True).returncode == 0
+    """Whether the code of module, page and tests is what it was when the row was measured."""
+    for path in (Path(ROOT, name) for name in (MODULES[module], PAGES[module], *guards(module))):
+        name = path.relative_to(ROOT).as_posix()
+        before = subprocess.run(["git", "show", f"{row['revision']}:{name}"], cwd=ROOT,
+                                capture_output=True, text=True)
+        if before.returncode or code(path, before.stdout) != code(path, path.read_text()):
+            return False
+    return True
 
 
 def keep(rows, survivors):

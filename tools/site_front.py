@@ -13,10 +13,9 @@ from notebooks import ROOT
 # {part of the picture, by its name there: number of the page that explains it}; the first match
 # counts
 PAGE_OF_PART = {
-    "attention": "01", "masking": "06", "multi_head": "02", "residual": "07",
-    "feed_forward": "03", "embeddings": "04", "softmax": "04", "positional": "05",
-    "data": "12", "decoding": "18", "training": "17",
-}
+    "attention": "01", "masking": "06", "multi_head": "02", "residual": "07", "feed_forward": "03",
+    "embeddings": "04", "softmax": "04", "positional": "05", "data": "12", "decoding": "18",
+    "training": "17"}
 ALT = ("Diagram of the Transformer: the encoder stack on the left, the decoder stack on the right, "
        "embeddings and positions below, output projection and softmax on top. Each box links to "
        "the page that explains it.")
