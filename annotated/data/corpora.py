@@ -230,7 +230,7 @@ def _load_archived(name, root, source, target):
 
 # %% ../../notebooks/11_corpora.ipynb #f9e24d38
 def _load_toy(root, source, target):
-    """The embedded corpus, read from `toy/` in the root or the checkout, or else generated."""
+    """The built-in corpus, read from `toy/` in the root or the checkout, or else generated."""
     known = CORPORA["toy"]
     source, target = choose_languages("toy", known.languages, source, target)
     for folder in (data_root(root), checkout_data() or data_root(root)):

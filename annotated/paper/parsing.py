@@ -290,8 +290,7 @@ PARSERS = {  # name: (sizes, TrainingConfig, how training pairs are made of tree
     "toy": (replace(_SIZES, dropout=0.0),
             replace(_STEPS, steps=3000, max_tokens=1024, warmup=300, validate_every=200,
                     save_every=50, keep_last=10),
-            _PAIRS | {"copies": 1, "min_frequency": 1, "leaves": "words", "parts": False}),
-}
+            _PAIRS | {"copies": 1, "min_frequency": 1, "leaves": "words", "parts": False})}
 
 # %% ../../notebooks/22_parsing.ipynb #506e27fe
 def save_parser(folder, treebank, sizes, training, pairs, average=5, device="cpu", **how):
