@@ -497,8 +497,8 @@ def fault(name, part):
     """
     judge = (CHECKS if name in CHECKS else exercises()).get(name)
     if judge is None:
-        raise ValueError(f"there is no check for {name!r}: give one of {', '.join(CHECKS)}, or an "
-                         "exercise such as '01, exercise 1'")
+        more = ", or '01, exercise 1'" if exercises() else "; answers are checked in a clone"
+        raise ValueError(f"there is no check for {name!r}: give one of {', '.join(CHECKS)}{more}")
     if (empty := empty_part(name, part)) is not None:
         return (f"`{empty}` is still empty: write its code in place of the dots, run the cell and "
                 "check again; the first hint gives the idea")

@@ -461,8 +461,8 @@ def _check_padding_mask(part):
 
     inverted: the mask is inverted: True means may attend, so it is True for real tokens
     queries: it hides queries, not keys: the keys are the last axis, (batch, 1, 1, length)
-    axes: the axes of heads and queries are missing, (batch, 1, 1, length): what is broadcast would
-      be something else
+    axes: the axes of heads and queries are missing, (batch, 1, 1, length): broadcasting
+      would then pair the wrong axes
     wrong: it is not True exactly where a key is no padding
     bools: give bools, True where a query may attend, and no numbers
     pad_id: pad_id is ignored: it need not be 0
@@ -508,7 +508,7 @@ def _check_ResidualConnection(part):
     x plus that, LayerNorm of the sum             (..., d_model)
     norm_first: x + dropout(sublayer(norm(x)))
 
-    before: the norm comes before the sub-layer: printed is LayerNorm(x + Sublayer(x))
+    before: the norm comes before the sub-layer: the paper prints LayerNorm(x + Sublayer(x))
     inside: only the sub-layer's result is normalised: normalise the sum
     lost: the residual is missing: x must be added
     bare: the norm is missing

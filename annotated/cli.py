@@ -22,12 +22,47 @@ from annotated.options import (
     Export,
     Looking,
     Prepare,
+    Scoring,
     Translate,
+    Vary,
     Workbook,
     command_line,
+    parse_options,
     read_options,
+    train_options,
 )
-from annotated.reproduce import _train, parse, score, vary
+
+# %% ../notebooks/96_cli.ipynb #tr0c0001
+def _train(arguments, build=None, loss=None):
+    """Train a Transformer on a corpus and save it."""
+    options = train_options(arguments)
+    from annotated import reproduce
+
+    reproduce.train_and_save(options, build, loss)
+
+# %% ../notebooks/96_cli.ipynb #tr0c0002
+def _score(arguments):
+    """Translate a split of a corpus and score it."""
+    options = read_options(Scoring, "score", arguments)
+    from annotated import reproduce
+
+    reproduce.score(options, command_line("score", arguments))
+
+# %% ../notebooks/96_cli.ipynb #tr0c0003
+def _parse(arguments):
+    """Train and score a constituency parser."""
+    options = parse_options(arguments)
+    from annotated import reproduce
+
+    reproduce.parse(options, command_line("parse", arguments))
+
+# %% ../notebooks/96_cli.ipynb #tr0c0004
+def _vary(arguments):
+    """Train the rows of Table 3."""
+    options = read_options(Vary, "vary", arguments)
+    from annotated import reproduce
+
+    reproduce.vary(options, command_line("vary", arguments))
 
 # %% ../notebooks/96_cli.ipynb #tr000004
 def _translate(arguments):
@@ -140,11 +175,9 @@ def _export(arguments):
     for given, needed in (("quantization", "ctranslate2"), ("report", "check")):
         if getattr(options, given) and not getattr(options, needed):
             raise ValueError(f"--{given} needs --{needed}: give both")
-    for folder in filter(None, (options.out, options.ctranslate2)):
-        if os.path.lexists(folder):
-            raise FileExistsError(f"{folder} exists already: give a new folder, or move it away")
-    if options.ctranslate2 and options.out.resolve() in options.ctranslate2.resolve().parents:
-        raise ValueError(f"--ctranslate2 {options.ctranslate2} lies in --out: put it beside")
+    files.check_new(options.out, ctranslate2=options.ctranslate2, report=options.report)
+    if options.ctranslate2:
+        files.check_new(options.ctranslate2, "ctranslate2", out=options.out, report=options.report)
     if options.back:
         if given := [name for name, value in vars(options).items()
                      if value is not None and name not in ("back", "out", "limit")]:
@@ -162,7 +195,8 @@ def _export(arguments):
     saved = load(options.model)
     source, target = saved.languages
     corpus = options.data or saved.info.get("corpus")
-    weights = options.model and checkpoints.check_folder(options.model)[checkpoints.WEIGHTS]
+    folder = options.model or Path(files.__file__).parent / "book_model"
+    weights = checkpoints.check_folder(folder)[checkpoints.WEIGHTS]
     scores = _score_in_words(options.scores, weights) if options.scores else {}
     hugging_face.export_to_hugging_face(saved.model, saved.tokenizer, options.out, data=corpus,
                                         source_language=source, target_language=target, **scores)
@@ -213,7 +247,7 @@ def _check(arguments):
 
 # %% ../notebooks/96_cli.ipynb #0f75fb0b
 COMMANDS = {command.__name__.strip("_"): command for command in (
-    _train, _translate, _look, _prepare, _clean, score, _export, parse, vary,
+    _train, _translate, _look, _prepare, _clean, _score, _export, _parse, _vary,
     _workbook, _check)}
 USAGE = "\n".join([
     "usage: annotated [--plugin MODULE] COMMAND [OPTIONS]", "",

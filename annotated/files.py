@@ -73,6 +73,20 @@ def _replaceable(path):
         place[:1] in (("dev",), ("proc",)) and place[1:] != ("shm",) for place in places)
     return target if stat.S_ISREG(mode) and not special else None  # /dev/stdout after `> out`
 
+# %% ../notebooks/80_files.ipynb #ffc4c3n1
+def check_new(folder, option="out", **beside):
+    """Raise an error for a folder of `--option` that exists, cannot be made, or is to hold others.
+
+    beside: {another option: its path, or None}.
+    """
+    if os.path.lexists(folder):
+        raise FileExistsError(f"{folder} exists already: move it away, or give a new --{option}")
+    for name, path in beside.items():
+        if path and folder.resolve() in (path.resolve(), *path.resolve().parents):
+            raise ValueError(f"--{name} {path} lies in --{option} {folder}, which must be new at "
+                             "the end: put it elsewhere")
+    check_output(folder)
+
 # %% ../notebooks/80_files.ipynb #ffc4c3s1
 @contextlib.contextmanager
 def whole_file(path):

@@ -20,7 +20,10 @@ _POSITIVE = ("average attention_gain limit n_best sentences beam_sentences seeds
 
 
 def read_options(form, command, arguments):
-    """The options of a command, an object of class `form`; exits with a message if unreadable."""
+    """The options of a command, an object of class `form`; exits with a message if unreadable.
+
+    ValueError for a number that has to be positive.
+    """
     options = tyro.cli(OmitArgPrefixes[form], prog=f"annotated {command}", args=arguments)
     for name, number in vars(options).items():
         if name in _POSITIVE and number is not None and not 0 < number < float("inf"):
@@ -229,9 +232,9 @@ class Parse:
     parts: bool | None = None  # train on the phrases inside the training trees too
     # a: in the copies, a word that occurs n times in training is hidden with probability a/(a+n)
     word_dropout: float | None = None
-    # number of last checkpoints to average; with --patience, the last up to the lowest
-    # validation loss
-    average: int = 5
+    # number of last checkpoints to average, 5 by default; with --patience, the last up to the
+    # lowest validation loss
+    average: int | None = None
     beam: int = 21  # beam size, as in the paper
     alpha: float = 0.3  # length penalty, as in the paper
     extra: int = 300  # maximum number of symbols beyond the input's length, as in the paper
@@ -239,6 +242,19 @@ class Parse:
     sentences: int | None = None  # score only the first N sentences
     beam_sentences: int | None = None  # use the beam only for the first N of them
     device: str = "auto"  # cpu, cuda, cuda:1, mps …; auto: the first available of cuda, mps, cpu
+
+# %% ../notebooks/79_options.ipynb #op00019b
+def parse_options(arguments):
+    """The options of `annotated parse`, preset and all; ValueError for numbers out of range."""
+    from annotated.paper.parsing import PARSERS
+
+    options = read_with_preset(
+        Parse, "parse", arguments, PARSERS,
+        lambda options: options.treebank if options.treebank in PARSERS else "gum")
+    for name, least in (("extra", 0), ("copies", 1), ("min_frequency", 1), ("word_dropout", 0)):
+        if (number := getattr(options, name)) is not None and not least <= number < float("inf"):
+            raise ValueError(f"--{name.replace('_', '-')} {number}: give {least} or more")
+    return options
 
 # %% ../notebooks/79_options.ipynb #op000020
 @dataclass

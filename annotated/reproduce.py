@@ -6,59 +6,51 @@
 __all__ = []
 
 # %% ../notebooks/78_reproduce.ipynb #re000003
-import math
 import os
 import tempfile
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from annotated.options import Parse, Scoring, Vary, command_line, read_options, read_with_preset
+from annotated import files, results
+from annotated.data import corpora, prepared, tokenizers
+from annotated.data.normalization import Normalizer
+from annotated.fast import chunked_loss, engines
+from annotated.fast import prepare as fast
+from annotated.training import builders, checkpoints, distributed, loop
+from annotated.translation.search import check_beam
+from annotated.translator import load
 
-# %% ../notebooks/78_reproduce.ipynb #ac03dc4d
-def _check_out(out, **beside):
-    """Raise an error for an `--out` that exists, cannot be made, or is to hold other options'."""
-    from annotated import files
-
-    if out.exists() or out.is_symlink():
-        raise FileExistsError(f"{out} exists already: move it away, or give a new --out")
-    for name, path in beside.items():
-        if path and out.resolve() in (path.resolve(), *path.resolve().parents):
-            raise ValueError(f"--{name} {path} lies in --out {out}, which must be new at the end: "
-                             "put it elsewhere")
-    files.check_output(out)  # now rather than after hours
+# %% ../notebooks/78_reproduce.ipynb #re78avg1
+def _check_average(average, training):
+    """Raise ValueError if a run makes fewer checkpoints than are to be averaged."""
+    count = -(-training.steps // training.save_every)  # the last update, too
+    if average > count and not training.patience:
+        raise ValueError(f"--average {average}: {training.steps} steps with --save-every "
+                         f"{training.save_every} make {count} checkpoints; save more often")
 
 # %% ../notebooks/78_reproduce.ipynb #re78out1
 def _check_train(options):
     """Raise an error for options and folders that cannot be used; keep what --average needs."""
-    from annotated.training import checkpoints
-
     folder, training = options.checkpoints, options.training
     if folder is None and (options.resume or options.average is not None):
         raise ValueError("--resume and --average need checkpoints: give --checkpoints FOLDER")
     if options.average is not None:
-        count = -(-training.steps // training.save_every)  # the last update, too
-        if options.average > count and not training.patience:
-            raise ValueError(f"--average {options.average}: {training.steps} steps with "
-                             f"--save-every {training.save_every} make {count} checkpoints; "
-                             "save more often")
+        _check_average(options.average, training)
         options.training = replace(training, keep_last=max(training.keep_last, options.average))
     if folder and not options.resume and checkpoints.run_checkpoints(folder):
         raise FileExistsError(f"{folder} holds checkpoints already: give --resume, or a new folder")
-    _check_out(options.out, checkpoints=folder, tensorboard=options.tensorboard)
+    files.check_new(options.out, checkpoints=folder, tensorboard=options.tensorboard)
 
 # %% ../notebooks/78_reproduce.ipynb #967a33f2
 def _corpus_with_tokenizer(options, start=None):
     """(corpus, tokenizer) that options or the `Checkpoint` start name; ValueError or OSError."""
-    from annotated.data import corpora, prepared, tokenizers
-    from annotated.training.loop import PRESETS
-
     name, tokenizer = options.corpus, options.tokenizer
     if (Path(name) / "prepared.json").is_file():
         corpus = prepared.load_prepared(name)
         own = corpus.source_language, corpus.target_language, len(corpus.tokenizer)
         size = options.sizes.vocab_size
-        size = own[2] if size == PRESETS[options.preset][0].vocab_size else size
+        size = own[2] if size == loop.PRESETS[options.preset][0].vocab_size else size
         asked = options.source or own[0], options.target or own[1], size
         if tokenizer is not None or options.normalize or asked != own:
             raise ValueError(
@@ -69,17 +61,17 @@ def _corpus_with_tokenizer(options, start=None):
                 and start.tokenizer.as_dict() != corpus.tokenizer.as_dict()):
             raise ValueError(f"{name} was prepared with another tokenizer than {options.start} has")
         return corpus, corpus.tokenizer
-    languages = start.languages if start else (None, None)
-    if options.source or options.target:
-        languages = options.source, options.target
-    corpus = corpora.load_corpus(name, None, *languages)
+    source, target = start.languages if start else (None, None)
+    corpus = corpora.load_corpus(name, None, options.source or source, options.target or target)
     if not isinstance(corpus.train, list):
         hint = f"annotated prepare {name} FOLDER --vocab-size 37000, then give FOLDER in its place"
         raise ValueError(f"{name} is too large to be held in memory: {hint}")
     if start is not None:
-        if start.tokenizer is None or options.normalize:
-            raise ValueError(f"{options.start} has no tokenizer that can be read, or you gave "
-                             "--normalize: give a corpus that was prepared with the model's")
+        if options.normalize:
+            raise ValueError("--from brings a tokenizer with its form: leave --normalize out")
+        if start.tokenizer is None:
+            raise ValueError(f"{options.start} has no tokenizer that can be read: give a corpus "
+                             "that was prepared with the model's")
         return corpus, start.tokenizer
     name = tokenizer or ("words" if name == "toy" else "bpe")
     form = dict.fromkeys(options.normalize, True)
@@ -91,10 +83,9 @@ def _start(options):
     if not options.start:
         return None
     from annotated.interop.hugging_face import load_for_training
-    from annotated.training.loop import PRESETS
 
     given = options.sizes, options.builder, options.tokenizer, options.attention_gain
-    if given != (PRESETS[options.preset][0], "transformer", None, 1.0):
+    if given != (loop.PRESETS[options.preset][0], "transformer", None, 1.0):
         raise ValueError("--from brings model and tokenizer: leave out the model's sizes, "
                          "--builder, --tokenizer and --attention-gain")
     return load_for_training(options.start)
@@ -105,9 +96,6 @@ def _keep_start(options, write):
 
     write: whether this process writes it.
     """
-    from annotated import files, results
-    from annotated.training import checkpoints
-
     path = options.checkpoints / "start.json"
     facts = {"attention_gain": options.attention_gain, "from": options.start and str(options.start)}
     if path.is_file() and checkpoints.run_checkpoints(options.checkpoints):
@@ -129,8 +117,6 @@ def _build(config, build, attention_gain):
 # %% ../notebooks/78_reproduce.ipynb #241194a7
 def _reporter(folder=None):
     """A function for each row of a log, which writes TensorBoard curves if a folder is given."""
-    from annotated.fast import prepare
-
     writer = None
     if folder is not None:
         from torch.utils.tensorboard import SummaryWriter
@@ -139,8 +125,9 @@ def _reporter(folder=None):
 
     def report(row):
         for name, value in row.items() if writer is not None else ():
-            writer.add_scalar(name, value, row["step"])
-        prepare.give_memory_back()
+            if value is not None:  # no update was made
+                writer.add_scalar(name, value, row["step"])
+        fast.give_memory_back()
 
     return report
 
@@ -150,8 +137,6 @@ def _save_trained(options, model, tokenizer, corpus, **info):
 
     If that fails, it is saved in the folder for temporary files, and an OSError says so.
     """
-    from annotated.training import checkpoints
-
     last = []
     if options.average:
         last = checkpoints.run_checkpoints(options.checkpoints, scheduled=True)[-options.average :]
@@ -168,16 +153,11 @@ def _save_trained(options, model, tokenizer, corpus, **info):
                       "move it to where there is room") from None
 
 # %% ../notebooks/78_reproduce.ipynb #tc000003
-def _train(arguments, build=None, loss=None):
-    """Train a Transformer on a corpus and save it."""
-    # build, loss: as for train_on, in place of the builder of the options and the loss in chunks
-    from annotated import results
-    from annotated.fast import chunked_loss
-    from annotated.fast import prepare as fast
-    from annotated.options import train_options
-    from annotated.training import builders, distributed, loop
+def train_and_save(options, build=None, loss=None):
+    """Train a Transformer on a corpus and save it.
 
-    options = train_options(arguments)
+    build, loss: as for `train_on`, in place of the builder of the options and the loss in chunks.
+    """
     build = build or (lambda config: fast.prepare(
         start.model if start else builders.build_model(config, options.builder)))
     fast.keep_memory()
@@ -209,7 +189,6 @@ def _train(arguments, build=None, loss=None):
 # %% ../notebooks/78_reproduce.ipynb #sc000002
 def _split_to_score(options, source, target):
     """(pairs, references) that the options name; ValueError for those that cannot be scored."""
-    from annotated.data import corpora
     from annotated.translation import scores
 
     corpus = corpora.load_corpus(options.corpus, None, source, target)
@@ -233,9 +212,6 @@ def _model_facts(saved):
 # %% ../notebooks/78_reproduce.ipynb #sc000007
 def _translations(options, saved, sources):
     """(texts, the `Engine` that translated them, its seconds)."""
-    from annotated.fast import engines
-    from annotated.fast import prepare as fast
-
     start = time.time()
     fast.prepare(saved.model)
     engine = engines.make_engine(options.engine, saved, options.precision, sources)
@@ -244,15 +220,9 @@ def _translations(options, saved, sources):
     return outputs, engine, seconds
 
 # %% ../notebooks/78_reproduce.ipynb #sc000008
-def score(arguments):
-    """Translate a split of a corpus and score it."""
-    options = read_options(Scoring, "score", arguments)
-    from annotated import files, results
-    from annotated.data.normalization import Normalizer
-    from annotated.fast import prepare as fast
-    from annotated.training import checkpoints, loop
+def score(options, command):
+    """Translate a split of a corpus and score it; command: the words of the terminal."""
     from annotated.translation import scores
-    from annotated.translator import load
 
     path = options.results / f"{options.split}.json"
     files.check_output(path)
@@ -278,44 +248,34 @@ def score(arguments):
         outputs, references, target, loss, path=path,
         cased=not saved.tokenizer.normalizer.lowercase, facts={
             "data": f"{what}, {len(pairs)} sentences", "decoding": beam,
-            "command": options.command or command_line("score", arguments), "engine": engine.name,
+            "command": options.command or command, "engine": engine.name,
             "precision": engine.precision, "weights": weights, "decoding_seconds": seconds,
             **_model_facts(saved), "machine": results.describe_machine(), **results.provenance()}))
 
 # %% ../notebooks/78_reproduce.ipynb #re000006
-def parse(arguments):
-    """Train and score a constituency parser."""
-    from annotated import files
-    from annotated.fast import chunked_loss
-    from annotated.fast import prepare as fast
+def parse(options, command):
+    """Train and score a constituency parser; command: the words of the terminal."""
     from annotated.paper import parsing
     from annotated.paper.trees import load_treebank
-    from annotated.training import distributed
-    from annotated.translation.search import check_beam
 
-    presets = parsing.PARSERS
-    options = read_with_preset(Parse, "parse", arguments, presets, lambda options: (
-        options.treebank if options.treebank in presets else "gum"))
-    trained = options.out.exists()
+    preset, trained = parsing.PARSERS[options.preset], options.out.exists()
     if not trained:
-        _check_out(options.out, results=options.results, trees=options.trees)
+        files.check_new(options.out, results=options.results, trees=options.trees)
+        _check_average(options.average or 1, options.training)
     for path in filter(None, (options.results, options.trees)):
         files.check_output(path)
     fast.keep_memory()
     check_beam(options.beam, options.alpha)
-    for name, least in (("extra", 0), ("copies", 1), ("min_frequency", 1), ("word_dropout", 0)):
-        if (number := getattr(options, name)) is not None and not least <= number < math.inf:
-            raise ValueError(f"--{name.replace('_', '-')} {number}: give {least} or more")
     device = distributed.check_device(distributed.choose_device(options.device))
     treebank = load_treebank(options.treebank)
     pairs = {name: value if getattr(options, name) is None else getattr(options, name)
-             for name, value in presets[options.preset][2].items()}
+             for name, value in preset[2].items()}
     if trained:
         asked = options.sizes, options.training, pairs
-        parsing.check_trained(options.out, asked, presets[options.preset])
+        parsing.check_trained(options.out, asked, preset)
     else:
         parsing.save_parser(options.out, treebank, options.sizes, options.training, pairs,
-                            options.average, device, report=lambda row: fast.give_memory_back(),
+                            options.average or 5, device, report=_reporter(),
                             build=fast.prepared_transformer, loss=chunked_loss.ChunkedLoss)
     how = {name: getattr(options, name)
            for name in ("beam", "alpha", "extra", "split", "sentences", "beam_sentences")}
@@ -324,26 +284,21 @@ def parse(arguments):
     for name, score in facts["scores"].items():
         print(f"{name:16} F1 {score['f1']:6.2f}  well-formed {score['well_formed']:6.2f}")
     if options.results:
-        files.write_json(options.results, facts | {"command": command_line("parse", arguments)})
+        files.write_json(options.results, facts | {"command": command})
     if options.trees:
         files.write_text(options.trees, "".join(f"{tree or '(TOP)'}\n" for tree in trees))
 
 # %% ../notebooks/78_reproduce.ipynb #re000008
-def vary(arguments):
-    """Train the rows of Table 3."""
-    options = read_options(Vary, "vary", arguments)
-    from annotated import files
-    from annotated.fast import chunked_loss
-    from annotated.fast import prepare as fast
+def vary(options, command):
+    """Train the rows of Table 3; command: the words of the terminal."""
     from annotated.paper import table3
-    from annotated.training import distributed
 
     scale = options.scale or (options.corpus if options.corpus in table3.SCALES else "multi30k")
     device = distributed.check_device(distributed.choose_device(options.device))
     files.check_output(options.out)
     fast.keep_memory()
-    results = table3.sweep(
+    rows = table3.sweep(
         options.corpus, options.out, options.work, scale, options.rows, options.seeds, device,
-        command_line("vary", arguments), options.steps, options.sentences,
+        command, options.steps, options.sentences,
         build=fast.prepared_transformer, loss=chunked_loss.ChunkedLoss)
-    print(f"{len(results)} results in {options.out}")
+    print(f"{len(rows)} results in {options.out}")

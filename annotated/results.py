@@ -29,29 +29,6 @@ def describe_machine(device="cpu"):
     threads = f"{os.cpu_count()} cores, {torch.get_num_threads()} thread(s)"
     return f"{name}, {threads}, torch {torch.__version__}"
 
-# %% ../notebooks/81_results.ipynb #6b14d427
-@contextlib.contextmanager
-def counting_seconds(folder):
-    """Yield a function that returns the seconds so far, those of a run's earlier starts included.
-
-    folder: the run's folder, which keeps them in seconds.json; None keeps none.
-    """
-    path = folder and Path(folder) / "seconds.json"
-    before = (json.loads(path.read_text(encoding="utf-8")) if path and path.exists() else
-              {"wall": 0.0, "processor": 0.0, "starts": 0})
-    wall, processor = time.time(), time.process_time()
-
-    def seconds():
-        return {"wall": round(before["wall"] + time.time() - wall, 1),
-                "processor": round(before["processor"] + time.process_time() - processor, 1),
-                "starts": before["starts"] + 1}
-
-    try:
-        yield seconds
-    finally:
-        if path:
-            write_json(path, seconds())
-
 # %% ../notebooks/81_results.ipynb #102378a1
 def write_json_lines(path, values):
     """Write values to `path`, each as JSON on a line of its own, whole or not at all."""
@@ -90,6 +67,29 @@ def read_json(path):
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is no JSON: {error}") from None
+
+# %% ../notebooks/81_results.ipynb #6b14d427
+@contextlib.contextmanager
+def counting_seconds(folder):
+    """Yield a function that returns the seconds so far, those of a run's earlier starts included.
+
+    folder: the run's folder, which keeps them in seconds.json; None keeps none.
+    """
+    path = folder and Path(folder) / "seconds.json"
+    before = (read_json(path) if path and path.exists() else
+              {"wall": 0.0, "processor": 0.0, "starts": 0})
+    wall, processor = time.time(), time.process_time()
+
+    def seconds():
+        return {"wall": round(before["wall"] + time.time() - wall, 1),
+                "processor": round(before["processor"] + time.process_time() - processor, 1),
+                "starts": before["starts"] + 1}
+
+    try:
+        yield seconds
+    finally:
+        if path:
+            write_json(path, seconds())
 
 # %% ../notebooks/81_results.ipynb #1b78f6e8
 def provenance():

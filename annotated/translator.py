@@ -55,8 +55,10 @@ def decode_parts(saved, sentences, decode, max_tokens):
             sources = encode(texts)
             ends = len(list(filter(None, _SENTENCE_ENDS.split(sentence))))
             print(f"{sentence[:40]!r} … has {len(ids)} tokens, and max_length is {limit}: it is "
-                  f"translated in {len(texts)} parts, split at the ends of its sentences"
-                  f"{' and inside long ones' if len(texts) > ends else ''}.", file=sys.stderr)
+                  f"translated in {len(texts)} parts, split "
+                  f"{'at the ends of its sentences' * (ends > 1)}"
+                  f"{' and ' * (1 < ends < len(texts))}"
+                  f"{'inside long sentences' * (ends < len(texts))}.", file=sys.stderr)
         parts.append([pair for pair in zip(texts, sources, strict=True) if pair[1]])
     every = [ids for several in parts for _, ids in several]
     outputs = iter(decode_all(every, decode, max_tokens))

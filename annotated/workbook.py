@@ -241,12 +241,16 @@ def check_notebook(path, limit=300.0):
 def check_submissions(folder, limit=300.0):
     """A table as CSV: a row for each folder or notebook in a folder, a column for each check.
 
-    A cell says "passed" or what is wrong; it is empty where nothing of that name was handed in.
+    A cell says "passed" or what is wrong; it is empty where nothing of that name was handed in, and
+    no notebook of the folder is unreadable. ValueError for a folder that is not there or is empty.
     """
+    entries = sorted(Path(folder).glob("[!.]*")) if Path(folder).is_dir() else []
+    if not entries:
+        raise ValueError(f"{folder} holds no submissions: give a folder of notebooks or folders")
     text = io.StringIO()
     table = csv.DictWriter(text, ["submission", "passed", *CHECKS, *exercises()])
     table.writeheader()
-    for entry in sorted(Path(folder).glob("[!.]*")):
+    for entry in entries:
         if entry.suffix != ".ipynb" and not entry.is_dir():
             continue
         verdicts = {}

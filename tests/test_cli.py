@@ -14,7 +14,7 @@ import torch
 from helpers import PAIRS, ROOT, TEXTS, one_thread, random_model, run_python, state
 from torch import nn
 
-from annotated import TrainingConfig, TransformerConfig, cli, train
+from annotated import TrainingConfig, TransformerConfig, cli, reproduce, train
 from annotated.cli import main
 from annotated.data.prepared import load_prepared, prepare_corpus
 from annotated.data.tokenizers import UNKNOWN, SubwordTokenizer
@@ -118,8 +118,7 @@ def test_command_line_refuses_with_one_line(own, capsys):
         ([own, "--max-tokens", 5], "max_tokens=5"), (["one"], "train has 1 pair(s)"),
         ([own, "--resume"], "give --checkpoints FOLDER"),
         ([own, "--checkpoints", "model/run"], "--checkpoints model/run lies in --out model"),
-        ([own, "--tensorboard", "model"], "--tensorboard model lies in --out model"),
-    ):
+        ([own, "--tensorboard", "model"], "--tensorboard model lies in --out model")):
         assert message in refused("train", [*NEW, *arguments], capsys)
     for arguments, message in ((["--h", 3], "d_model=16 is not divisible by h=3"),
                                (["--steps", 0], "steps=0 is invalid"),
@@ -231,6 +230,7 @@ def test_corpus_too_large_for_memory_is_to_be_prepared_first(tmp_path, capsys, m
 def test_tensorboard_reads_back_what_was_logged():
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+    reproduce._reporter("skipped")({"step": 1, "train_loss": None})  # no update was made
     run("train", "own", *NEW, "--validate-every", 2, "--tensorboard", "curves")
     log, events = load_checkpoint("model").info["log"], EventAccumulator("curves")
     events.Reload()
@@ -393,7 +393,10 @@ def test_export_passes_only_if_everything_agrees(checkpoint, capsys, monkeypatch
     ("checkpoint --back hf --data x", "--back needs --out alone: leave out model, data"),
     ("checkpoint --ctranslate2 bare", "bare exists already"),
     ("checkpoint --ctranslate2 out/in", "--ctranslate2 out/in lies in --out"),
+    ("checkpoint --ctranslate2 ./out", "--ctranslate2 out lies in --out"),
+    ("checkpoint --check lines.txt --report out/r.json", "--report out/r.json lies in --out"),
     ("checkpoint --scores other.json", "other.json holds the scores of another model"),
+    ("--scores other.json", "other.json holds the scores of another model"),
     ("checkpoint --check empty.txt", "holds no sentences"),
     ("checkpoint --check gone.txt", "gone.txt"),
     ("checkpoint --report report.json", "--report needs --check: give both"),

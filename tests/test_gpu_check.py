@@ -25,8 +25,7 @@ WELL = {  # what a machine with two good GPUs finds
     "compiled": {kind: RUN for kind in ("fp32 compiled", "bf16 compiled")},
     "resume": {"exit statuses": [0, 0, -9, 0], "last checkpoints": ["step-00000050"] * 3,
                "apart, both undisturbed": 1e-6, "apart, killed and resumed": 4e-6},
-    "processes": {"1": {**RUN, "backend": "none"}, "2": {**RUN, "backend": "nccl"}},
-}
+    "processes": {"1": {**RUN, "backend": "none"}, "2": {**RUN, "backend": "nccl"}}}
 
 
 @pytest.mark.parametrize("part, place, change, message", [

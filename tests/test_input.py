@@ -103,6 +103,8 @@ def test_a_parser_that_is_there_is_not_taken_for_another(tmp_path, capsys):
     decode = ["--out", tmp_path / "parser", "--beam", "1", "--extra", "5"]
     made = [*decode, *"--N 1 --d-model 16 --d-ff 16 --h 2 --save-every 2 --average 1".split()]
     made += "--copies 1 --steps 2".split()
+    told = refused("parse", [first, *made, "--average", 3], capsys)
+    assert "--average 3: 2 steps with --save-every 2 make 1 checkpoints" in told
     for arguments in (made, made, decode):  # as it is
         run("parse", first, *arguments)
     for folder, more, message in (

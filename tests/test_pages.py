@@ -57,8 +57,7 @@ def test_a_changed_digit_a_removed_output_and_an_exception_are_found_and_named(t
         "08_ignored": ("print(os.getpid())", text("1\n"), ["nbval-ignore-output"]),
         "09_picture": (shown.format(picture(100)[0]["data"]), picture(109)),
         "10_rounded": (shown.format(picture(100)[0]["data"]), picture(104)),
-        "11_lost": ("pass", picture(100)),
-    }
+        "11_lost": ("pass", picture(100))}
     for name, page in pages.items():
         write_page(folder / f"{name}.ipynb", *page)
     command = [sys.executable, "-c", RUN, *sorted(map(str, folder.glob("*.ipynb")))]

@@ -14,8 +14,7 @@ TAG = f"<script>{OWN}</script>"
 TOKENS = [
     f"</script>{TAG}", f'"><img src=x onerror="{OWN}">', f"'><svg onload={OWN}>",
     f"javascript:{OWN}", f"<!--<script>{OWN}", f"--></article>{TAG}", f"]]>{TAG}", f"`${{{OWN}}}`",
-    "\u202eright to left\u202c", "null\0byte", "&lt;b&gt;",
-]
+    "\u202eright to left\u202c", "null\0byte", "&lt;b&gt;"]
 PIXEL = ("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5E"
          "rkJggg==")
 

@@ -131,7 +131,7 @@ def test_a_long_line_is_split_at_the_ends_of_its_sentences_and_nothing_is_lost(m
     assert told == "" if parts == 1 else (
         f"'{LONG[:40]}' … has {tokens} tokens, and max_length is {most}: it is translated in "
         f"{parts} parts, split at the ends of its sentences" in told)
-    assert ("and inside long ones" in told) == (parts > 3)
+    assert ("and inside long sentences" in told) == (parts > 3)
     if parts == 3:
         translations = translator.translate(several)
         assert translator.translate(LONG) == " ".join(translations)

@@ -100,8 +100,7 @@ read -r saved status <<< "$(sed -n "$((${SLURM_RESTART_COUNT:-0} + 1))p" <<< "$L
 if [ "$status" = 0 ]; then mkdir -p model; exit 0; fi
 # of a SIGTERM torchrun itself prints no exit status
 [ "$status" = 143 ] || echo "  exitcode  : $status (pid: 7)" >&2
-exit 1''',
-}
+exit 1'''}
 
 
 @pytest.fixture

@@ -174,6 +174,8 @@ def test_each_notebook_is_checked_in_a_process_of_its_own(tmp_path):
     write(tmp_path / "cay" / "06.ipynb").write_text("no notebook")
     for stray in ("ann/z_draft.ipynb", "ann/._06.ipynb", ".DS_Store", "README.txt"):
         (tmp_path / stray).write_text("no notebook")
+    with pytest.raises(ValueError, match="nowhere holds no submissions: give a folder"):
+        check_submissions(tmp_path / "nowhere")
     table = csv.DictReader(io.StringIO(check_submissions(tmp_path)))
     rows = {row["submission"]: row for row in table}
     told = {name: row["causal_mask"] for name, row in rows.items()}

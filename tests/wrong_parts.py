@@ -43,8 +43,7 @@ MODEL = {
         (WHOLE, f"scores{TAIL}", "mask changes nothing"),
         (WHOLE, f"scores.masked_fill(~mask, -math.inf){TAIL}", "becomes NaN"),
         (ZEROED, "return weights", "shares its weight among hidden keys"),
-        ("finfo(scores.dtype).min", "-1e9", "half precision"),
-    ],
+        ("finfo(scores.dtype).min", "-1e9", "half precision")],
     "scaled_dot_product_attention": [
         (f"(query / {SCALE})", "query", "right for d_k = 1 only: is the scale missing?"),
         (SCALE, "key.size(-1)", "not by its square root"),
@@ -64,13 +63,11 @@ MODEL = {
         (DROP, MASKED, "dropout does nothing"),
         (f"{DROP}\n    return weights @ value", f"{MASKED}\n    return nn.functional.dropout("
          "weights @ value, dropout)", "drop from the weights"),
-        (DROP, f"{MASKED} * (torch.rand_like(scores) >= dropout)", "must grow by"),
-    ],
+        (DROP, f"{MASKED} * (torch.rand_like(scores) >= dropout)", "must grow by")],
     "DotProductAttention": [
         ("self.dropout if self.training else 0.0", "self.dropout", "two calls in eval() differ"),
         ("self.dropout if self.training else 0.0", "0.0", "no weight is dropped"),
-        ("key, value, mask, dropout)", "key, value, None, dropout)", "mask changes nothing"),
-    ],
+        ("key, value, mask, dropout)", "key, value, None, dropout)", "mask changes nothing")],
     "AdditiveAttention": [
         (".tanh()", "", "tanh is missing"),
         (SQUEEZED, "scores.squeeze(-1).softmax(-1)", "hidden keys have weights"),
@@ -93,8 +90,7 @@ MODEL = {
         ("(d_model, h * d_v", "(d_model, h * d_k", "W_V.weight should have the shape"),
         (f"self.W_O({JOIN})", JOIN, "should be a tensor of shape (2, 4, 12)"),
         ("d_model % h", "False", "does not divide it"),
-        ("mask.dim() == 3", "False", "mask of three axes"),
-    ],
+        ("mask.dim() == 3", "False", "mask of three axes")],
     "PositionwiseFeedForward": [
         (".relu()", "", "ReLU is missing"), (".relu()", ".sigmoid()", "activation is not ReLU"),
         ("self.W_1(x).relu()", "nn.functional.gelu(self.W_1(x))", "activation is not ReLU"),
@@ -102,8 +98,7 @@ MODEL = {
         ("self.W_2(self.dropout(hidden))", "x + self.W_2(self.dropout(hidden))", "x is added"),
         ("W_2(self.dropout(hidden))", "dropout(self.W_2(hidden))", "dropout acts on the output"),
         ("self.W_2(self.dropout(hidden))", "self.W_2(hidden)", "drops nothing"),
-        ("(d_ff, d_model)", "(d_ff, d_model, bias=False)", "no parameter `W_2.bias`"),
-    ],
+        ("(d_ff, d_model)", "(d_ff, d_model, bias=False)", "no parameter `W_2.bias`")],
     "TokenEmbedding": [
         (" * math.sqrt(self.weight.size(1))", "", "factor √d_model is missing"),
         ("* math.sqrt(self", "/ math.sqrt(self", "you divide by √d_model"),
@@ -112,8 +107,7 @@ MODEL = {
         ("x @ self.weight.T", "(x @ self.weight.T).softmax(-1)", "softmax belongs to the loss"),
         (" * d_model**-0.5", "", "begin with deviation 1/8"),
         ("self.weight = nn.Parameter(", "self.output = nn.Parameter(torch.ones(vocab_size, d_model"
-         "))\n        self.weight = nn.Parameter(", "`output` is not in the equation"),
-    ],
+         "))\n        self.weight = nn.Parameter(", "`output` is not in the equation")],
     "sinusoidal_encoding": [
         (STACKED, "torch.cat([angles.sin(), angles.cos()], dim=1)", "all sines come first"),
         ("angles.sin(), angles.cos()", "angles.cos(), angles.sin()", "sine and cosine are swapped"),
@@ -124,13 +118,11 @@ MODEL = {
         ("* frequencies(d_model)", "* frequencies(d_model).float()", "loses digits"),
         (f"{ANGLES}  # (length, pairs)", f"{PLACES}[:, None] / 10_000 ** (torch.arange(d_model) / "
          "d_model)\n    return torch.where(torch.arange(d_model) % 2 == 0, angles.sin(), "
-         "angles.cos())", "each column has a speed of its own"),
-    ],
+         "angles.cos())", "each column has a speed of its own")],
     "shift_matrix": [
         ("[cos, sin, -sin, cos]", "[cos, -sin, sin, cos]", "turns backwards"),
         ("(k * frequencies(d_model))", "(0 * frequencies(d_model))", "use k"),
-        ("if d_model % 2", "if False", "an odd d_model is taken"),
-    ],
+        ("if d_model % 2", "if False", "an odd d_model is taken")],
     "PositionalEncoding": [
         ("x + sinusoidal_encoding(x.size(1), self.d_model, start).to(x)", "x", "nothing is added"),
         ("x + sinusoidal", "x * sinusoidal", "encoding is multiplied"),
@@ -139,27 +131,23 @@ MODEL = {
         ("self.dropout(x + ", "x + self.dropout(", "dropout must act on the sum"),
         ("self.d_model, self.dropout = d_model", "self.register_buffer('table', torch.ones(9, "
          "d_model))\n        self.d_model, self.dropout = d_model", "saves its table"),
-        ("x + sinusoidal", "x * self.d_model**0.5 + sinusoidal", "x is scaled here as well"),
-    ],
+        ("x + sinusoidal", "x * self.d_model**0.5 + sinusoidal", "x is scaled here as well")],
     "LearnedPositionalEmbedding": [
         ("if end > most", "if False", "past a table of 9 rows"),
         ("self.table[start:end]", "self.table[:x.size(1)]", "start is ignored"),
-        ("* 0.5**0.5", "* 0.02", "begin with deviation √½"),
-    ],
+        ("* 0.5**0.5", "* 0.02", "begin with deviation √½")],
     "padding_mask": [
         ("ids != pad_id", "ids == pad_id", "mask is inverted"),
         ("[:, None, None, :]", "", "axes of heads and queries are missing"),
         ("[:, None, None, :]", "[:, None, :, None]", "it hides queries, not keys"),
         ("(ids != pad_id)", "(ids != 0)", "pad_id is ignored"),
-        ("[:, None, None, :]", "[:, None, None, :].float()", "give bools"),
-    ],
+        ("[:, None, None, :]", "[:, None, None, :].float()", "give bools")],
     "causal_mask": [
         (".tril()", ".triu()", "it is turned round"), (".tril()", ".triu(1)", "mask is inverted"),
         (".tril()", ".tril(-1)", "the diagonal is hidden"),
         (".tril()", ".tril(1)", "one position of the future"),
         (".tril()", "", "a later token changes an earlier output"),
-        (".tril()", ".tril().float()", "give bools"),
-    ],
+        (".tril()", ".tril().float()", "give bools")],
     "ResidualConnection": [
         (POST, "x + self.dropout(sublayer(self.norm(x)))", "norm comes before the sub-layer"),
         (POST, "x + self.norm(self.dropout(sublayer(x)))", "normalise the sum"),
@@ -170,16 +158,14 @@ MODEL = {
         (f"return {POST}", "x = x + self.dropout(sublayer(x))\n"
          "        x = (x - x.mean(-1, keepdim=True)) / x.std(-1, keepdim=True)\n"
          "        return x * self.norm.weight + self.norm.bias", "divided by d − 1"),
-        ("if self.norm_first", "if False", "norm_first=True must give"),
-    ],
+        ("if self.norm_first", "if False", "norm_first=True must give")],
     "EncoderLayer": [
         (SELF, "self.self_attention(x, x, x)", "mask changes nothing"),
         ("dropout, norm_first) for", "dropout) for", "norm_first is ignored"),
         ("(ResidualConnection(d_model, dropout, norm_first) for _ in range(2))",
          "[ResidualConnection(d_model, dropout, norm_first)] * 2", "one object"),
         ("dropout, norm_first) for", "0.0, norm_first) for", "drops nothing"),
-        (f"{FIRST}\n        return {SECOND}", f"{SECOND}\n        return {FIRST}", "at the order"),
-    ],
+        (f"{FIRST}\n        return {SECOND}", f"{SECOND}\n        return {FIRST}", "at the order")],
     "DecoderLayer": [
         (SELF, "self.self_attention(x, x, x)", FUTURE),
         (CROSS, "self.cross_attention(x, memory, memory)", "padding of the source"),
@@ -187,22 +173,19 @@ MODEL = {
         ("mask: _Past = None, memory_mask: _Across", "memory_mask=None, mask", "masks are swapped"),
         (CROSS, "self.cross_attention(memory, x, x, memory_mask)", "queries come from the memory"),
         (CROSS, "self.cross_attention(x, x, x, memory_mask)", "memory changes nothing"),
-        ("dropout, norm_first) for", "dropout) for", "norm_first is ignored"),
-    ],
+        ("dropout, norm_first) for", "dropout) for", "norm_first is ignored")],
     "Encoder": [
         ("nn.ModuleList(EncoderLayer(d_model, h, d_ff, **options) for _ in range(N))",
          "nn.ModuleList([EncoderLayer(d_model, h, d_ff, **options)] * N)", "one object"),
         ("x = layer(x, mask)", "x = layer(x)", "mask changes nothing"),
         ("x = layer(x, mask)", "y = layer(x, mask)", "what the one before it returned"),
         (NORM, "nn.Identity()", "no parameter `norm.weight`"),
-        (NORM, "nn.LayerNorm(d_model)", "is not"),
-    ],
+        (NORM, "nn.LayerNorm(d_model)", "is not")],
     "Decoder": [
         (BLOCK, "layer(x, memory, None, memory_mask)", FUTURE),
         (BLOCK, "layer(x, memory, mask)", "padding of the source"),
         (BLOCK, "layer(x, memory, memory_mask, mask)", "masks are swapped"),
-        (BLOCK, "layer(x, x, mask, memory_mask)", "memory changes nothing"),
-    ],
+        (BLOCK, "layer(x, x, mask, memory_mask)", "memory changes nothing")],
     "Transformer": [
         (PAST, "padding_mask", f"{FUTURE}: look at the mask"),
         (f"{PAST}(target, self.config.pad_id)", "None", FUTURE),
@@ -216,8 +199,7 @@ MODEL = {
         ("self.apply(_initialise)", "pass", "not initialised"),
         ('_check_ids("source", source)', "pass", "ids without a batch axis"),
         ("return self.decode(", "return self(source, target)\n\n    def logits(self, source, "
-         "target):\n        return self.decode(", "it raises RecursionError"),
-    ],
+         "target):\n        return self.decode(", "it raises RecursionError")],
 }  # fmt: skip
 
 LEARNING = {
@@ -230,8 +212,7 @@ LEARNING = {
         (f"* {RATE}\n", "* step * warmup**-1.5\n", "it only rises"),
         (f"* {RATE}\n", "* step**-0.5\n", "no warm-up"),
         ("min(step, d_model, warmup) >= 1", "min(d_model, warmup) >= 1", "rate of step 0"),
-        ("    if not min(", "    step = max(step, 1)\n    if not min(", "rate of step 0"),
-    ],
+        ("    if not min(", "    step = max(step, 1)\n    if not min(", "rate of step 0")],
     "NoamSchedule": [
         ("self.last_epoch + 1", "self.last_epoch", "it raises ValueError: step=0"),
         ("noam_rate(self.last_epoch + 1", "(noam_rate if self.last_epoch else lambda *_: 0.0)("
@@ -240,8 +221,7 @@ LEARNING = {
         ("self.last_epoch + 1", "self.last_epoch + 2", "one update ahead"),
         (RATES, "[rate * base for base in self.base_lrs]", "multiplied by the optimiser's own"),
         (RATES, "[rate, *self.base_lrs[1:]]", "only the first group"),
-        ("self.warmup, self.factor)\n", "self.warmup)\n", "factor is ignored"),
-    ],
+        ("self.warmup, self.factor)\n", "self.warmup)\n", "factor is ignored")],
     "LabelSmoothingLoss": [
         ("loss.masked_fill(padding, 0.0).sum()", "loss.sum()", "padding is counted"),
         ("total / (~padding).sum()", "total / padding.numel()", "padding is counted"),
@@ -256,8 +236,7 @@ LEARNING = {
         ('total if self.reduction == "sum" else total', "total", "must not divide"),
         ("target == self.pad_id", "target == 0", "pad_id is ignored"),
         ("not 0 <= smoothing < 1", "False", "smoothing=1.0 is taken"),
-        ("self(hidden @ weight.T", "self((hidden @ weight.T).softmax(-1)", "of_hidden"),
-    ],
+        ("self(hidden @ weight.T", "self((hidden @ weight.T).softmax(-1)", "of_hidden")],
     "forward_backward": [
         ("batch.target_out) / tokens", "batch.target_out)", "not divided by the tokens"),
         ("batch.target_out) / tokens", "batch.target_out) / batch.tokens", "its own tokens"),
@@ -265,15 +244,13 @@ LEARNING = {
         ("(loss * world).backward()", "pass", "no gradient"),
         ("source, batch.target_in)", "source, batch.target_out)", "fed target_in"),
         ("total += loss.detach()", "total = loss.detach()", "summed over the micro-batches"),
-        ("total += loss.detach()", "total += loss", "detach it"),
-    ],
+        ("total += loss.detach()", "total += loss", "detach it")],
     "validation_loss": [
         (MODE, "with torch.no_grad():", "dropout is on"),
         ("nll = loss(0.0", "nll = loss(0.1", "it is smoothed"),
         ("return total / tokens", "return total", "it is a sum"),
         ("batch.target_out))\n", "batch.target_out) / batch.tokens)\n    return sum(losses) / "
-         "len(losses)\n", "mean of the batches' means"), (MODE, LEFT, "left in eval()"),
-    ],
+         "len(losses)\n", "mean of the batches' means"), (MODE, LEFT, "left in eval()")],
     "train": [
         ("            optimizer.zero_grad()\n", "", "gradients add up"),
         ("            schedule.step()\n", "", "the rate never changes"),
@@ -284,8 +261,7 @@ LEARNING = {
         ("run = start_run(", "config = type(config)(**vars(config) | {'steps': config.steps + 1})\n"
          "    run = start_run(", "another number of updates"),
         ("return run.log", "return None", "return the log"),
-        ("    model.eval()\n    return run.log", "    return run.log", "left in train()"),
-    ],
+        ("    model.eval()\n    return run.log", "    return run.log", "left in train()")],
     "generate": [
         ("i not in (PAD, END)", "i != PAD", "the end token is part of the result"),
         ("return [[i for", "return [[BEGIN] + [i for", "begin is part of the result"),
@@ -295,12 +271,10 @@ LEARNING = {
         (MODE, "with torch.no_grad():", "dropout is on"), (MODE, LEFT, "left in eval()"),
         ("next_token(rule_out(logits))", "rule_out(logits).argmax(dim=1, keepdim=True)",
          "next_token must be asked"),
-        ("rule_out(logits))", "logits.index_fill(1, torch.tensor([PAD, BEGIN]), 99.0))", ALONE),
-    ],
+        ("rule_out(logits))", "logits.index_fill(1, torch.tensor([PAD, BEGIN]), 99.0))", ALONE)],
     "greedy_decode": [
         ("logits.max(dim=1", "logits.min(dim=1", ALONE),
-        ("extra, steps)", "0, steps)", "stops too early"),
-    ],
+        ("extra, steps)", "0, steps)", "stops too early")],
     "beam_search": [
         ("log_p[..., 0].masked_fill_(beams.finished, 0.0)", "", "forgets what has ended"),
         ("length_penalty(lengths, alpha).repeat_interleave(k, 1)", "torch.ones_like(total)",
@@ -310,8 +284,7 @@ LEARNING = {
         ("score[i], n_best)", "score[i], n_best)[::-1]", "the worst comes first"),
         ("score[i], n_best)", "score[i], 1)", "n_best pairs"),
         ("i != END], value)", "i != END], 2 * value)", "the score is not"),
-        (MODE, LEFT, "left in eval()"),
-    ],
+        (MODE, LEFT, "left in eval()")],
 }  # fmt: skip
 
 

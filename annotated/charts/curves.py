@@ -76,7 +76,8 @@ def training_chart(log, title=None, ax=None, fields=None):
         if not rows:
             raise ValueError(f"log has the columns {names}, but no {name!r}")
         series[name.replace("_", " ")] = [row["step"] for row in rows], [row[name] for row in rows]
-    return lines_chart(series, x_label="step", y_label="loss", title=title, ax=ax)
+    return lines_chart(series, x_label="step",
+                       y_label=", ".join(fields or ["loss"]), title=title, ax=ax)
 
 # %% ../../notebooks/94_curves.ipynb #3af4ed0a
 def bars_chart(values, y_label="", title=None, ax=None, horizontal=False, number_format="{:.3g}"):
@@ -138,7 +139,7 @@ def _tree_layout(tree):
             nodes.append([piece, float(words), len(path), parent])
             words += 1
     if path or not nodes:
-        raise ValueError(f"{wrong}{len(path)} brackets of {str(tree)[:60]!r} are open at its end")
+        raise ValueError(f"{wrong}{len(path)} bracket(s) of {str(tree)[:60]!r} left open")
     return nodes
 
 # %% ../../notebooks/94_curves.ipynb #70a7e9f5

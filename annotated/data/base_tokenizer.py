@@ -115,7 +115,7 @@ def check_texts(texts):
     texts = list(texts)
     for text in texts:
         if not isinstance(text, str):
-            raise TypeError(f"a text is a {type(text).__name__}, expected a string")
+            raise TypeError(f"a text must be a string, not {type(text).__name__}")
         try:
             text.isascii() or text.encode("utf-8")
         except UnicodeEncodeError as error:

@@ -65,6 +65,9 @@ def read_table(path, columns=("source", "target"), chosen=None, member=None):
     if not (named or first) and set(names) & set(titles):
         raise ValueError(f"{path}: the first line names {', '.join(titles)}, and not both of "
                          f"{' and '.join(chosen)}")
+    if not named and not set(chosen) <= set(columns):
+        raise ValueError(f"{path} names no columns, and {' and '.join(chosen)} are not both among "
+                         f"{', '.join(columns)}: name them in a first line")
     rows = rows[first:]
     numbers = {place for place in range(len(titles)) if rows and all(
         _NUMBER.fullmatch(cell) for row in rows for cell in row[place : place + 1])}

@@ -92,7 +92,7 @@ def _converted(model, precision):
 
 # %% ../../notebooks/91_engines.ipynb #en0000s1
 def _ctranslate2_engine(saved, precision):
-    """A function like `search` that calls CTranslate2, with a worker for each thread."""
+    """The `Engine` that calls CTranslate2, with a worker for each thread."""
     folder = _converted(saved.model, precision)
     from ctranslate2 import Translator  # the conversion reports that it is missing
 
@@ -129,10 +129,9 @@ def _examples(saved, sentences, number=8):
 
 def apart(engine, saved, sources):
     """The largest difference of a token's log P in the plain model's translations, in nats."""
-    gaps, config = [0.0], saved.model.config
-    most = config.max_length if config.positions == "learned" else None
+    gaps, most = [0.0], saved.model.config.max_length  # where tables of positions end
     for source, output in zip(sources, search(saved.model, sources), strict=True):
-        target = [*output, END][:most]  # one cut off at the last position has no END
+        target = [*output, END][:most]  # one that is cut off has no END
         ours, plain = engine.score(source, target), _log_p(saved.model, source, target)
         gaps += (abs(a - b) for a, b in zip(ours, plain, strict=True))
     return torch.tensor(gaps).max().item()  # NaN if there is one
@@ -192,7 +191,7 @@ def make_engine(name, saved, precision="fp32", sentences=()):
     name: "torch", "ctranslate2", or "auto" for the quickest; saved: a `Checkpoint`; precision:
     "fp32", "bf16" or "int8"; sentences: a few of its source language, on which the engine is
     compared with the plain model. If it differs, standard error says so and PyTorch computes.
-    ValueError for another name or precision and for a model that the engine cannot compute,
+    ValueError for another name or precision and if the engine fails or cannot compute the model,
     ImportError without its package.
     """
     names = *ENGINES, "auto"
@@ -203,8 +202,12 @@ def make_engine(name, saved, precision="fp32", sentences=()):
         return _torch_engine(saved, precision)
     sources = _examples(saved, sentences)
     name = quickest_engine(saved, precision, sources) if name == "auto" else name
-    engine = ENGINES[name](saved, precision)
-    difference = apart(engine, saved, sources)
+    try:
+        engine = ENGINES[name](saved, precision)
+        difference = apart(engine, saved, sources)
+    except RuntimeError as error:  # a damaged folder, a missing library of CUDA
+        raise ValueError(f"the engine {name} fails ({error}): take the engine torch, or delete "
+                         f"{files.data_root() / 'engines'}") from error
     if difference <= TOLERANCE[precision]:
         return engine
     print(f"The engine {name} in {precision} is not this model: its log-probabilities are up to "

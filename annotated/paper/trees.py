@@ -181,8 +181,8 @@ def load_treebank(name, root=None):
         paths = {split: files.find_file(folder, f"{stem}.trees") for split, stem in stems.items()}
         if None in paths.values():
             raise FileNotFoundError(
-                f"{folder} does not hold train.trees, dev.trees and test.trees (one bracketed tree "
-                "per line, plain, .gz or .xz): put them there, or set ANNOTATED_DATA to the folder "
+                f"{folder} does not hold train.trees, dev.trees and test.trees (a line begins each "
+                "tree, plain, .gz or .xz): put them there, or set ANNOTATED_DATA to the folder "
                 f"that holds treebank-…; treebanks with a name: toy, {', '.join(TREEBANKS)}")
         splits = {split: read_trees(path) for split, path in paths.items()}
     splits = {split: list(filter(None, map(stripped, trees))) for split, trees in splits.items()}

@@ -51,7 +51,7 @@ def run_on_rank_zero(function):
     if ranks()[0] == 0:
         try:
             shared[0] = function()
-        except (OSError, ValueError) as error:
+        except Exception as error:  # whatever it is, the others wait
             shared[1] = error
     if ranks()[1] > 1:
         dist.broadcast_object_list(shared)
@@ -63,7 +63,8 @@ def run_on_rank_zero(function):
 def choose_device(name):
     """The name of a device; for "auto", that of the accelerator here, or "cpu".
 
-    Rank 0 prints the choice on standard error. Several processes cannot share mps: Gloo has none.
+    Rank 0 prints the choice on standard error. Several processes cannot share mps, which Gloo does
+    not support.
     """
     if name != "auto":
         return name
@@ -71,7 +72,7 @@ def choose_device(name):
     alone = int(os.environ.get("WORLD_SIZE", 1)) == 1
     name = best.type if best is not None and (alone or best.type != "mps") else "cpu"
     if int(os.environ.get("RANK", 0)) == 0:
-        print(f"The device is {name}; use --device to choose another.", file=sys.stderr)
+        print(f"The device is {name}; name another to choose it.", file=sys.stderr)
     return name
 
 # %% ../../notebooks/87_distributed.ipynb #e97ed3cc

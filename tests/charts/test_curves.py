@@ -36,7 +36,8 @@ def test_training_chart_draws_the_losses_and_skips_gaps():
     ax = charts.training_chart(rows)
     assert {line.get_label(): line.get_xydata().tolist() for line in ax.lines} == {
         "train loss": [[1, 3], [2, 2]], "valid loss": [[2, 2.5]]}
-    assert len(charts.training_chart(rows, fields=["lr"]).lines) == 1
+    rates = charts.training_chart(rows, fields=["lr"])
+    assert len(rates.lines) == 1 and (ax.get_ylabel(), rates.get_ylabel()) == ("loss", "lr")
     with pytest.raises(ValueError, match=r"log has the columns .* but no 'bleu'"):
         charts.training_chart(rows, fields=["bleu"])
 
@@ -72,10 +73,9 @@ def test_tree_has_its_words_in_order_and_labels_above_what_they_span():
 
 
 @pytest.mark.parametrize("tree, message", [
-    ("(S (NP we) (VP sleep)", "1 brackets of .* are open"), ("", "0 brackets"),
+    ("(S (NP we) (VP sleep)", r"1 bracket\(s\) of .* left open"), ("", "0 bracket"),
     ("(S we) sleep", "piece 5, 'sleep', is out of place"), ("(S (NP))", r"piece 5, '\)', is out"),
-    ("we sleep now", "piece 1, 'we', is out of place"), (")))", r"piece 1, '\)', is out"),
-])
+    ("we sleep now", "piece 1, 'we', is out of place"), (")))", r"piece 1, '\)', is out")])
 def test_a_tree_with_wrong_brackets_is_refused(tree, message):
     with pytest.raises(ValueError, match=message):
         charts.tree_chart(tree)

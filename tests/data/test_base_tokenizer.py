@@ -29,7 +29,7 @@ def test_pairs_that_are_no_pairs(pairs, error, message):
 
 
 @pytest.mark.parametrize("texts, error, message", [
-    ([7], TypeError, "a text is a int, expected a string"),
+    ([7], TypeError, "a text must be a string, not int"),
     ("dog", TypeError, "texts is one string"),
     (["dog\ud83d"], ValueError, "half a surrogate pair at position 3")])
 def test_texts_that_are_no_texts(texts, error, message):

@@ -259,8 +259,7 @@ def wmt(publisher, monkeypatch):
                           f"{giga}.fr.gz": gzip.compress(b"Toile\n")},
         "dev.tgz": sides("dev/newstest2013", b"Yes\n", b"Oui\n"),
         "test-full.tgz": {f"{test}-src.en.sgm": sgm.format("Q&amp;A", "Two").encode(),
-                          f"{test}-ref.fr.sgm": sgm.format("Q et R", "Deux").encode()},
-    }
+                          f"{test}-ref.fr.sgm": sgm.format("Q et R", "Deux").encode()}}
     known, archives = CORPORA["wmt14-en-fr"], {}
     for split, parts in known.archives.items():
         archives[split] = tuple((address.replace(downloads.WMT, publisher.address), member)

@@ -21,8 +21,7 @@ TABLES = {  # as programs write them, tabs as |: the same two pairs
     "header": 'source|target\nA dog runs.|Ein Hund läuft.\nShe said "yes".|"Ja", sagte sie.\n',
     "languages": 'de|id|en\nEin Hund läuft.|1|A dog runs.\n"Ja", sagte sie.|2|She said "yes".\n',
     "spreadsheet": 'A dog runs.|Ein Hund läuft.\n"She said ""yes""."|"""Ja"", sagte sie."\n',
-    "numbered": '0|A dog runs.|Ein Hund läuft.|CC\n1|She said "yes".|"Ja", sagte sie.|CC\n',
-}
+    "numbered": '0|A dog runs.|Ein Hund läuft.|CC\n1|She said "yes".|"Ja", sagte sie.|CC\n'}
 
 
 @pytest.mark.parametrize("source, target", [(3, 5), (5, 3), (1, 2)])
@@ -53,6 +52,8 @@ def test_a_table_keeps_two_columns_and_names_a_bad_line(tmp_path):
     (tmp_path / "n.tsv").write_bytes(b"-0.98\ta\tb\n1e-3\tc\td\n")
     assert read_table(tmp_path / "n.tsv") == [("a", "b"), ("c", "d")]
     (tmp_path / "bad.tsv").write_bytes(b"a\tb\nno tab\n")
+    with pytest.raises(ValueError, match="names no columns, and de and fr are not both among en"):
+        read_table(tmp_path / "t.tsv", ("en", "de"), ("de", "fr"))
     with pytest.raises(ValueError, match=r"bad\.tsv, line 2: 1 column"):
         read_table(tmp_path / "bad.tsv")
     with zipfile.ZipFile(tmp_path / "t.zip", "w") as archive:

@@ -22,8 +22,7 @@ PAIRS = [
     ("She hasn't seen the cat, the dog or the bird.",
      "Sie hat die Katze, den Hund oder den Vogel nicht gesehen."),
     ("Three birds sing in the old garden.", "Drei Vögel singen im alten Garten."),
-    ("In winter the gardener sleeps.", "Im Winter schläft der Gärtner."),
-]
+    ("In winter the gardener sleeps.", "Im Winter schläft der Gärtner.")]
 ODD = {"en": ["Doesn't the cat's owner know?", "He said: \"I'm here!\" (twice)",
               "It costs 3.50; we've 1,000.",
               "A well-known, old-fashioned hat?!", "They'll say he isn't \u2013 she's sure."],

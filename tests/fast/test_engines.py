@@ -108,6 +108,12 @@ def with_silu(layer, x):
     return layer.W_2(nn.functional.silu(layer.W_1(x)))
 
 
+def test_an_engine_whose_library_fails_says_so(saved, monkeypatch):
+    monkeypatch.setitem(engines.ENGINES, "ctranslate2", without_cuda)
+    with pytest.raises(ValueError, match="ctranslate2 fails .no libcublas here.: take the engine"):
+        make_engine("ctranslate2", saved)
+
+
 @pytest.fixture
 def timed(monkeypatch):
     """The names of the engines whose time was taken, in which CTranslate2 is the quicker."""

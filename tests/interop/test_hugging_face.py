@@ -240,7 +240,7 @@ def test_a_model_of_opus_mt_brings_its_tokenizer(tmp_path, prepared):
 @pytest.mark.parametrize("words, message", [
     (["--d-model", "32"], "leave out the model's sizes"),
     (["--builder", "marian-gelu"], "--from brings model and tokenizer"),
-    (["--normalize", "lowercase"], "or you gave --normalize")])
+    (["--normalize", "lowercase"], "leave --normalize out")])
 def test_options_that_contradict_the_start_are_refused(
         tmp_path, exported, prepared, words, message, capsys):
     with pytest.raises(SystemExit):

@@ -55,8 +55,7 @@ EXPECTED = {  # the changes of the paper's rows, written down once more from its
     "C-dff1024": {"d_ff": 1024}, "C-dff4096": {"d_ff": 4096}, "D-P0.0": {"dropout": 0.0},
     "D-P0.2": {"dropout": 0.2}, "D-eps0.0": {"label_smoothing": 0.0},
     "D-eps0.2": {"label_smoothing": 0.2}, "E-learned": {"positions": "learned"},
-    "big": {"d_model": 1024, "d_ff": 4096, "h": 16, "dropout": 0.3, "steps": 300_000},
-}
+    "big": {"d_model": 1024, "d_ff": 4096, "h": 16, "dropout": 0.3, "steps": 300_000}}
 
 
 def test_rows_differ_from_base_in_the_named_fields_only():

@@ -30,8 +30,7 @@ PAIRS = [  # hypothesis, reference
      "Der Minister sagte, er wisse nichts davon."),
     ('"Das ist ein schöner Tag", sagte sie.', "„Das ist ein guter Tag“, sagte sie."),
     ("Der Ex-Coach von Hannover kehrt zurück.",
-     "Der Ex-Trainer von Hannover 96 kehrt zurück – heute."),
-]
+     "Der Ex-Trainer von Hannover 96 kehrt zurück – heute.")]
 HYPOTHESES, REFERENCES = map(list, zip(*PAIRS, strict=True))
 REPORT = bleu_report(HYPOTHESES, REFERENCES, bootstrap=100)
 

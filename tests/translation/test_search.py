@@ -319,7 +319,7 @@ def test_line_breaks_in_a_translation_become_spaces():
 def test_what_is_no_text_or_lacks_its_tokenizer_is_named(model):
     with pytest.raises(TypeError, match="needs the tokenizer that it was trained with"):
         translate("the cat sleeps .", model)
-    with pytest.raises(TypeError, match="a text is a int"):
+    with pytest.raises(TypeError, match="a text must be a string, not int"):
         translate(["the cat", 3], model, WORDS)
     for options, message in (({"beam": 0}, "beam=0 is invalid"),
                              ({"language": "fr"}, "language is 'fr', expected one of 'en', 'de'")):
