@@ -18,9 +18,7 @@ import sys
 from functools import cache, partial
 from unittest import mock
 
-import jaxtyping
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from annotated import checks_model
@@ -31,19 +29,6 @@ from annotated.files import CHECKOUT
 from annotated.model.transformer import Transformer, TransformerConfig
 from annotated.training.label_smoothing import LabelSmoothingLoss
 from annotated.training.loop import TrainingConfig
-
-# %% ../notebooks/66_checks.ipynb #cc000040
-def logits_of(w, c, source, target, mask, hidden=(1, 1), positions=(1, 1)):
-    """The logits of a model (3), from its weights and configuration; mask: of the target.
-
-    hidden: is padding of the source, in the encoder and for the decoder? positions: of which side?
-    """
-    E, real = w["embedding.weight"], (source != c.pad_id)[:, None, None]
-    x, y = (E[ids] * c.d_model**0.5 + told * checks_model.angle_table(ids.size(1), c.d_model)
-            for ids, told in zip((source, target), positions, strict=True))
-    encoder, across = (real if wanted else None for wanted in hidden)
-    memory = stack_of(w, c.N, x, c.h, encoder, at="encoder.")
-    return stack_of(w, c.N, y, c.h, mask, memory, across, at="decoder.") @ E.T
 
 # %% ../notebooks/66_checks.ipynb #cc000041
 def _check_Transformer(part):
@@ -68,11 +53,16 @@ def _check_Transformer(part):
     c = TransformerConfig(11, N=2, d_model=8, d_ff=12, h=2)
     (model, w), source = ready(part, Transformer, c), torch.tensor([[4, 5, 6, 7], [8, 2, 0, 0]])
     need(not part(c).encoder.layers[0].feed_forward.W_1.bias.any(), "fresh")
-    target = torch.tensor([[1, 4, 9, 5], [1, 7, 0, 0]])
-    real = target != 0
+    target, E = torch.tensor([[1, 4, 9, 5], [1, 7, 0, 0]]), w["embedding.weight"]
+    real, seen = target != 0, (source != 0)[:, None, None]
 
-    def plain(mask=torch.ones(4, 4).tril() > 0, **options):  # noqa: B008
-        return logits_of(w, c, source, target, mask, **options)[real]
+    # hidden: is padding of the source, in the encoder and for the decoder? positions: of which side
+    def plain(mask=torch.ones(4, 4).tril() > 0, hidden=(1, 1), positions=(1, 1)):  # noqa: B008
+        x, y = (E[ids] * 8**0.5 + told * checks_model.angle_table(4, 8)
+                for ids, told in zip((source, target), positions, strict=True))
+        encoder, across = (seen if wanted else None for wanted in hidden)
+        memory = stack_of(w, 2, x, 2, encoder, at="encoder.")
+        return (stack_of(w, 2, y, 2, mask, memory, across, at="decoder.") @ E.T)[real]
 
     right, some = plain(), ((0, 1), (1, 0), (0, 0))
     expect(model(source, target)[real], right, ahead=(plain(None), plain(real[:, None, None])),
@@ -129,8 +119,7 @@ def _check_NoamSchedule(part):
     groups: only the first group of parameters gets the rate: return one for each of
       optimizer.param_groups
     """
-    weights = [{"params": [nn.Parameter(torch.zeros(1))]} for _ in range(2)]
-    adam = torch.optim.Adam(weights, lr=0.3)
+    adam = torch.optim.Adam([{"params": [torch.zeros(1)]} for _ in range(2)], lr=0.3)
     schedule, rates = part(adam, 64, 3, 0.5), []
     for _ in range(6):
         rates.append([group["lr"] for group in adam.param_groups])
@@ -197,9 +186,8 @@ def small_model(dropout=0.0, vocab_size=9):
 # %% ../notebooks/66_checks.ipynb #cc000012
 def nll(model, batch, smoothing=0.0):
     """The summed cross entropy of a batch, by PyTorch."""
-    logits = model(batch.source, batch.target_in).flatten(0, 1)
-    return F.cross_entropy(logits, batch.target_out.flatten(), ignore_index=PAD, reduction="sum",
-                           label_smoothing=smoothing)
+    return F.cross_entropy(model(batch.source, batch.target_in).mT, batch.target_out,
+                           ignore_index=PAD, reduction="sum", label_smoothing=smoothing)
 
 # %% ../notebooks/66_checks.ipynb #cc000013
 def _check_forward_backward(part):
@@ -250,9 +238,8 @@ def _check_validation_loss(part):
     tokens = torch.tensor([batch.tokens for batch in batches])
     found, again = torch.tensor([part(model, pairs, 7) for _ in range(2)], dtype=torch.float64)
     expect(again, found, "differ")
-    means = sums / tokens
     expect(found, sums.sum() / tokens.sum(), smoothed=smooth.sum() / tokens.sum(), sum=sums.sum(),
-            means=(means.mean(), means[:2].mean()))
+            means=((sums / tokens).mean(), (sums / tokens)[:2].mean()))
     need(model.training, "mode")
 
 # %% ../notebooks/66_checks.ipynb #cc000015
@@ -290,9 +277,8 @@ def _check_train(part):
     """
     pairs = [([4, 5], [6, 7]), ([5, 6], [7, 8]), ([6, 4], [8, 4])]
     model, config = small_model(), TrainingConfig(3, 64, warmup=2, validate_every=2)
-    before, batch = copy.deepcopy(model), Batch.collate(pairs)
-    log, plain = part(model, pairs, pairs[:1], config, show_progress=False), partial(
-        trained, before, batch)
+    plain = partial(trained, copy.deepcopy(model), Batch.collate(pairs))
+    log = part(model, pairs, pairs[:1], config, show_progress=False)
     expect(model.embedding.weight.detach(), plain(3), still=plain(0), clear=plain(3, clear=False),
             smoothing=plain(3, smoothing=0.0), shifted=(plain(3, 0), plain(3, 2)),
             constant=plain(3, rate=lambda *_: plain_rate(1, 16, 2)),
@@ -343,12 +329,11 @@ def _greedy(part):
 
     found = part(model, source, 4)
     expect(part(model, source, 4), found, "differ")
-    expect(found, plain(), end=plain(drop=()),
+    expect(found, plain(), end=plain(drop=()), first=plain(last=0),
             begin=(plain(begin=[BEGIN]), plain(drop=(), begin=[BEGIN])),
             ahead=(plain(drop=(), stop=False), plain(stop=False),
                    plain(lambda row: 9, (), stop=False)),
-            shared=plain(lambda row: 9), early=(plain(len), plain(lambda row: 4)),
-            first=plain(last=0))
+            shared=plain(lambda row: 9), early=(plain(len), plain(lambda row: 4)))
     need(model.training, "mode")
 
 # %% ../notebooks/66_checks.ipynb #cc000021
@@ -362,12 +347,10 @@ def _check_generate(part):
 
     asked: next_token must be asked once per step, with logits (rows, vocab_size), until it says end
     """
-    _greedy(lambda model, source, extra: part(
-        model, source, lambda logits: logits.argmax(dim=1, keepdim=True), extra))
-    asked = []
-    part(small_model(), torch.tensor([[4, END]]), lambda logits: asked.append(logits.shape) or
-         torch.full((len(logits), 1), END), 3)
-    need(asked == [(1, 9)], "asked")
+    _greedy(lambda model, source, extra: part(model, source, lambda x: x.argmax(1, True), extra))
+    asked = mock.Mock(return_value=torch.tensor([[END]]))
+    part(small_model(), torch.tensor([[4, END]]), asked, 3)
+    need([call.args[0].shape for call in asked.call_args_list] == [(1, 9)], "asked")
 
 # %% ../notebooks/66_checks.ipynb #cc000022
 def _check_greedy_decode(part):
@@ -378,19 +361,17 @@ def _check_greedy_decode(part):
     _greedy(part)
 
 # %% ../notebooks/66_checks.ipynb #cc000023
-def best_of_all(model, ids, most, alpha, keep=lambda ids: True):
+def best_of_all(model, ids, most, alpha=1.0, ended=True):
     """The three best of all sentences of at most so many tokens, best first: [(ids, score)] (6.1).
 
-    keep: which of them count, as for a search that forgets some.
+    ended: whether those that end before the limit count, which a search may forget.
     """
-    found = []
-    for length in range(1, most + 1):
-        rows = [row for row in itertools.product(range(END, model.config.vocab_size), repeat=length)
-                if END not in row[:-1] and (length == most or row[-1] == END) and keep(row)]
-        for row in rows:
+    found, tokens = [], range(END, model.config.vocab_size)
+    for row in (row for n in range(1, most + 1) for row in itertools.product(tokens, repeat=n)):
+        if END not in row[:-1] and (len(row) == most or ended and row[-1] == END):
             logits = model(torch.tensor([ids]), torch.tensor([[BEGIN, *row[:-1]]]))[0]
             log_p = -F.cross_entropy(logits, torch.tensor(row), reduction="sum").item()
-            found.append(([i for i in row if i != END], log_p / ((5 + length) / 6) ** alpha))
+            found.append(([i for i in row if i != END], log_p / ((5 + len(row)) / 6) ** alpha))
     return sorted(found, key=lambda pair: -pair[1])[:3]
 
 # %% ../notebooks/66_checks.ipynb #cc000024
@@ -414,12 +395,11 @@ def _check_beam_search(part):
     greedy: with beam=1 it does not give what greedy decoding gives
     mode: the model is left in eval(): give back the mode that it had
     """
-    (model, exact), rows, limits = untied(4, 6), [[4, END], [5, 4, END]], (3, 4)
+    (model, exact), cases = untied(4, 6), [([4, END], 3), ([5, 4, END], 4)]
     source = torch.tensor([[4, END, PAD], [5, 4, END]])
 
-    def best(alpha=1.0, keep=lambda most: lambda row: True):
-        return [best_of_all(exact, row, most, alpha, keep(most))
-                for row, most in zip(rows, limits, strict=True)]
+    def best(*options):
+        return [best_of_all(exact, *case, *options) for case in cases]
 
     def ids_of(lists):
         return [[list(ids) for ids, _ in pairs] for pairs in lists]
@@ -427,14 +407,11 @@ def _check_beam_search(part):
     found, right = part(model, source, 300, 1.0, 1, 3), best()
     need(isinstance(found, list) and all(len(pairs) == 3 for pairs in found), "pairs")
     need(not any(END in ids for pairs in found for ids, _ in pairs), "end")
-    greedy = [[i for i in plain_greedy(exact, row, most) if i != END]
-              for row, most in zip(rows, limits, strict=True)]
-    only = best(keep=lambda most: lambda row: len(row) == most)
+    greedy = [[i for i in plain_greedy(exact, *case) if i != END] for case in cases]
     expect(ids_of(found), ids_of(right), worst=[pairs[::-1] for pairs in ids_of(right)],
-            penalty=ids_of(best(0.0)), forgets=ids_of(only))
-    scores, wanted = (torch.tensor([[score for _, score in pairs] for pairs in lists])
-                      for lists in (found, right))
-    expect(scores, wanted, "score")
+            penalty=ids_of(best(0.0)), forgets=ids_of(best(1.0, False)))
+    expect(*(torch.tensor([[score for _, score in pairs] for pairs in lists])
+             for lists in (found, right)), otherwise="score")
     need([pairs[0][0] for pairs in part(model, source, 1, 1.0, 1)] == greedy, "greedy")
     need(model.training, "mode")
 
@@ -446,7 +423,8 @@ PAGES = {  # {page of the workbook: the module that it exports}
     "15": "training.label_smoothing", "17": "training.loop", "18": "translation.search"}
 CHECKS = {name.removeprefix("_check_"): check  # {name of a definition: what checks one}
           for name, check in (vars(checks_model) | globals()).items() if name[:7] == "_check_"}
-NOTHING = {"RESUME", "NOP", "LOAD_CONST", "RETURN_VALUE", "RETURN_CONST"}
+NOTHING = {("RESUME", 0), ("NOP", None), ("LOAD_CONST", None), ("RETURN_VALUE", None),
+           ("RETURN_CONST", None)}  # what a body that is still `...` executes
 
 # %% ../notebooks/66_checks.ipynb #cc000027
 def empty_part(name, part):
@@ -454,10 +432,8 @@ def empty_part(name, part):
     inside = vars(part) if isinstance(part, type) else {}
     functions = {f"{name}.{key}": value for key, value in inside.items()} or {name: part}
     for path, function in functions.items():
-        code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
-        steps = [*dis.get_instructions(code)] if code else []
-        if steps and {step.opname for step in steps} <= NOTHING and not any(
-                step.argval is not None for step in steps if step.opname.endswith("_CONST")):
+        code = getattr(inspect.unwrap(function), "__code__", None)
+        if code and {(step.opname, step.argval) for step in dis.get_instructions(code)} <= NOTHING:
             return path
     return None
 
@@ -503,15 +479,13 @@ def fault(name, part):
         return (f"`{empty}` is still empty: write its code in place of the dots, run the cell and "
                 "check again; the first hint gives the idea")
     try:
-        with mock.patch.object(jaxtyping.config, "jaxtyping_disable", True), \
-                torch.random.fork_rng(devices=[]):
+        with mock.patch("jaxtyping.config.jaxtyping_disable", True), torch.random.fork_rng([]):
             torch.manual_seed(0)
             judge(part)
     except Fault as wrong:  # with a sentence, or with its key in one of these docstrings
-        key = str(wrong)
         said = "\n".join(inspect.getdoc(one).split("\n\n")[-1] for one in (judge, _greedy))
-        told = re.search(rf"^{re.escape(key)}: (.+(?:\n  .+)*)", said, re.MULTILINE)
-        return " ".join(told[1].split()) if key.isidentifier() and told else key
+        told = re.search(rf"^{re.escape(str(wrong))}: (.+(?:\n  .+)*)", said, re.MULTILINE)
+        return " ".join(told[1].split()) if told else str(wrong)
     except Exception as error:  # the code of a reader may raise anything
         return f"it raises {type(error).__name__}: {' '.join(str(error).split())[:300]}"
     return None

@@ -74,9 +74,7 @@ def two_tensors(found):
     return found
 
 # %% ../notebooks/65_checks_model.ipynb #ck000014
-def normal(*shape):
-    """Normal numbers in double precision."""
-    return torch.randn(*shape, dtype=torch.float64)
+normal = partial(torch.randn, dtype=torch.float64)  # normal numbers in double precision
 
 # %% ../notebooks/65_checks_model.ipynb #ck000015
 def ready(part, like, *sizes, **options):
@@ -279,8 +277,8 @@ def _check_MultiHeadAttention(part):
     (layer, w), mask = ready(part, MultiHeadAttention, 12, 3, 2, 5), torch.ones(4, 5).tril() > 0
     x, y, z = normal(2, 4, 12), normal(2, 5, 12), normal(2, 5, 12)
 
-    def plain(key=y, value=z, query=x, **options):
-        return multi_head(w, query, key, value, 3, **options)
+    def plain(key=y, value=z, **options):
+        return multi_head(w, x, key, value, 3, **options)
 
     cut = {"split": lambda x: x.reshape(2, 3, x.size(1), -1)}
     put = {"join": lambda heads: heads.reshape(2, 4, 15)}
@@ -372,11 +370,10 @@ def _check_sinusoidal_encoding(part):
     odd: an odd d_model fails: the last sine has no cosine beside it, so cut the table
     far: at position 100,000 it loses digits: compute the angles in float64, and round the result
     """
-    right = angle_table(7, 6)
+    table, right = partial(angle_table, 7, 6), angle_table(7, 6)
     expect(part(7, 6), right, halves=torch.cat([right[:, ::2], right[:, 1::2]], dim=1),
-            swapped=angle_table(7, 6, shift=1), speeds=angle_table(7, 6, pair=1),
-            first=angle_table(7, 6, 1),
-            base=tuple(angle_table(7, 6, base=base) for base in (10.0, 100.0, 1e3, 1e5)))
+            swapped=table(shift=1), speeds=table(pair=1), first=table(1),
+            base=tuple(table(base=base) for base in (10.0, 100.0, 1e3, 1e5)))
     expect(part(3, 6, 4), right[4:], "start")
     need(not refuses(RuntimeError, part, 3, 5) and near(part(3, 5), angle_table(3, 5)), "odd")
     need((part(1, 64, 100_000) - angle_table(1, 64, 100_000)).abs().max() < 1e-4, "far")

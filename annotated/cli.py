@@ -235,7 +235,7 @@ def _check(arguments):
         files.check_output(options.csv)
         files.write_text(options.csv, check_submissions(options.path, options.limit))
         return 0
-    paths = sorted(options.path.glob("*.ipynb")) if options.path.is_dir() else [options.path]
+    paths = sorted(options.path.glob("[!.]*.ipynb")) if options.path.is_dir() else [options.path]
     verdicts = [verdict for path in paths
                 for verdict in check_notebook(path, options.limit).items()]
     if not verdicts:

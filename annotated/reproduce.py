@@ -209,16 +209,6 @@ def _model_facts(saved):
             "attention_gain": saved.info.get("attention_gain", 1.0),
             "training_seconds": saved.info.get("seconds"), "log": saved.info.get("log")}
 
-# %% ../notebooks/78_reproduce.ipynb #sc000007
-def _translations(options, saved, sources):
-    """(texts, the `Engine` that translated them, its seconds)."""
-    start = time.time()
-    fast.prepare(saved.model)
-    engine = engines.make_engine(options.engine, saved, options.precision, sources)
-    outputs = saved.translate(sources, beam=options.beam, alpha=options.alpha, engine=engine)
-    seconds = round(time.time() - start, 1)
-    return outputs, engine, seconds
-
 # %% ../notebooks/78_reproduce.ipynb #sc000008
 def score(options, command):
     """Translate a split of a corpus and score it; command: the words of the terminal."""
@@ -238,7 +228,11 @@ def score(options, command):
     ids = loop.encode_pairs(pairs, saved.tokenizer, source, target)
     longest = 1 + max(len(side) for pair in ids for side in pair)
     loss = loop.validation_loss(saved.model, ids, max(4096, longest))
-    outputs, engine, seconds = _translations(options, saved, [text for text, _ in pairs])
+    sources, start = [text for text, _ in pairs], time.time()
+    fast.prepare(saved.model)
+    engine = engines.make_engine(options.engine, saved, options.precision, sources)
+    outputs = saved.translate(sources, beam=options.beam, alpha=options.alpha, engine=engine)
+    seconds = round(time.time() - start, 1)
     join = Normalizer(moses=options.moses, languages=(source, target)).undo
     outputs = list(map(join, outputs))
     references = references if options.references else list(map(join, references))

@@ -91,9 +91,11 @@ def look(sentence, saved=None, beam=4, alpha=0.6):
     if not source:
         raise ValueError("the sentence is blank: give one with a word to look at")
     (ids,) = search(model, [source], beam, alpha)
+    most = model.config.max_length if model.config.positions == "learned" else None
+    steps = [*ids, END][:most]  # one that is cut off there has no END
     with evaluating(model), record_attention(model) as recorded:
         logits = model(torch.tensor([source], device=device),
-                       torch.tensor([[BEGIN, *ids]], device=device))[0]
+                       torch.tensor([[BEGIN, *steps[:-1]]], device=device))[0]
     weights = {}
     for path, block in recorded.items():  # such as "decoder.layers.1.cross_attention"
         stack, _, number, part = path.split(".")
@@ -102,6 +104,6 @@ def look(sentence, saved=None, beam=4, alpha=0.6):
     top = logits.float().softmax(dim=-1).topk(min(5, logits.size(-1)))
     top_tokens = [list(zip(tokenizer.pieces(some), p, strict=True))
                  for some, p in zip(top.indices.tolist(), top.values.tolist(), strict=True)]
-    written = tokenizer.pieces([*ids, END])
+    written = tokenizer.pieces(steps)
     return Look(sentence, tokenizer.decode(ids), tokenizer.pieces(source), written, weights,
                 top_tokens)

@@ -257,7 +257,7 @@ def check_submissions(folder, limit=300.0):
         for path in sorted(entry.glob("[!.]*.ipynb")) if entry.is_dir() else [entry]:
             try:
                 verdicts |= check_notebook(path, limit)
-            except ValueError:  # others may hold the parts
+            except (OSError, ValueError):  # others may hold the parts
                 verdicts = dict.fromkeys(CHECKS, f"{path.name} is no notebook") | verdicts
         row = {name: "passed" if told is None else told for name, told in verdicts.items()}
         name = entry.name if entry.name[0].isalnum() else f"'{entry.name}"  # no formula

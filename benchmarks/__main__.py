@@ -229,7 +229,7 @@ def run_cell(cell, pool, monitor, options):
     contenders = {str(contender): contender for contender in cell.contenders}
     rates = {name: tune(cell, contender, pool, options) for name, contender in contenders.items()}
     best = {name: max(tuned, key=tuned.get) for name, tuned in rates.items() if tuned}
-    first_replies, loads = {}, []  # loads: (seconds, share) of each interval
+    first_replies, loads = {}, []  # loads: of other programs, in each interval
 
     def measure(name):
         key = pool.key(cell, contenders[name])
@@ -244,9 +244,9 @@ def run_cell(cell, pool, monitor, options):
     def was_quiet():
         if monitor.seconds < 1.5:
             return None
-        loads.append((monitor.seconds, monitor.other_load()))
+        loads.append(monitor.other_load())
         monitor.start()
-        return options.allow_load or loads[-1][1] <= MAX_LOAD
+        return options.allow_load or loads[-1] <= MAX_LOAD
 
     monitor.start()
     most = 30 if options.against else 9  # two revisions of one program differ by little
@@ -268,13 +268,10 @@ def run_cell(cell, pool, monitor, options):
                     "waits": first_replies[name].get("waits"), **pool.model_info[key]}
         rows.append(row)
     # of the rounds that were kept
-    loads = [(s, load) for s, load in loads if options.allow_load or load <= MAX_LOAD]
-    total = sum(seconds for seconds, _ in loads)
-    mean = round(sum(s * load for s, load in loads) / total, 4) if total else None
+    worst = max((load for load in loads if options.allow_load or load <= MAX_LOAD), default=0.0)
     return {"name": cell.name, "task": cell.task, "size": cell.size, "batch": cell.batch,
             "units": cell.units, "lost_rounds": discarded, "entrants": rows,
-            "foreign": {"mean": mean,
-                        "worst": round(max((load for _, load in loads), default=0.0), 4)}}
+            "foreign": {"worst": round(worst, 4)}}
 
 
 def measure_directly(cell, precision, options):

@@ -203,8 +203,7 @@ def format_runs(runs):
 
 def format_revisions(runs):
     """Return the revisions that were measured in words."""
-    revisions = ", ".join(dict.fromkeys(f"`{run['revision'][:7]}`" for run in runs))
-    return f"at {revisions}"
+    return "at " + ", ".join(dict.fromkeys(f"`{run['revision'][:7]}`" for run in runs))
 
 
 def handicap(runs):

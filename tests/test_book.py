@@ -102,17 +102,14 @@ def test_picture_of_the_readme_is_the_one_in_the_introduction():
     assert (ROOT / "docs" / "attention.png").read_bytes() in stored, "copy it anew from page 00"
 
 
-def lock():
-    lines = (ROOT / "requirements.lock").read_text().splitlines()
-    pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
-    return {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in pins.items()}
-
-
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 def test_lock_satisfies_pyproject():
-    pins, wanted = lock(), list(PROJECT["dependencies"])
+    lines = (ROOT / "requirements.lock").read_text().splitlines()
+    pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
+    pins = {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in pins.items()}
+    wanted = list(PROJECT["dependencies"])
     for name, lines in PROJECT["optional-dependencies"].items():
         wanted += lines if name != "bench" else []  # its peers live apart
     for requirement in map(Requirement, wanted):

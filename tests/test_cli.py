@@ -124,10 +124,6 @@ def test_command_line_refuses_with_one_line(own, capsys):
                                (["--steps", 0], "steps=0 is invalid"),
                                (["--steps", "many"], "invalid")):
         assert message in misread("train", [own, *NEW, *arguments], capsys)
-    (own / "train.de").write_text("nur eine Zeile\n", encoding="utf-8")
-    assert "train.en has 4 lines but" in refused("train", [own, *NEW], capsys)
-    (own / "train.de").write_bytes(b"gut\n\xff\n\n\n")
-    assert "train.de, line 2: not UTF-8" in refused("train", [own, *NEW], capsys)
     (own / "train.de").unlink()
     assert "train.de is missing" in refused("train", [own, *NEW], capsys)
     assert not Path("model").exists()
@@ -348,7 +344,7 @@ def test_export_exports_checks_and_brings_back(checkpoint, capsys):
     run("export", "checkpoint", "--out", "hf", "--scores", "scores.json", "--check", "lines.txt",
         "--limit", 2, "--report", "report.json")
     report = read_json("report.json")
-    assert {name: report.pop(name) for name in ("revision", "date")} == provenance()
+    assert report.pop("revision") == provenance()["revision"] and report.pop("date")
     assert report == json.loads(capsys.readouterr().out)
     assert report["passed"] and report["sentences"] == report["same greedy output"] == 2
     assert report["trained on"] == "pairs" and "--limit 2" in report["command"]

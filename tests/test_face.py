@@ -36,8 +36,3 @@ def test_importing_loads_neither_torch_nor_any_module_and_a_star_all_names():
             "print(Transformer.__name__, load_corpus.__name__)")
     assert run_python(code, cwd=ROOT) == "['annotated']\nTransformer load_corpus\n"
 
-
-def test_the_book_s_model_translates_a_sentence_and_a_list():
-    source, expected = "The old dog sleeps.", "Der alte Hund schläft."
-    assert annotated.translate(source) == expected and annotated.translate([]) == []
-    assert annotated.translate([source, "The dog sleeps."])[0] == expected

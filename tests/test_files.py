@@ -15,11 +15,6 @@ from publishing import PACK, left_over, special, tar
 from annotated import files
 from annotated.files import input_lines, stream_lines, whole_file, whole_folder, write_text
 
-
-def read_lines(path):
-    return list(stream_lines(path))
-
-
 # reading text
 
 
@@ -28,10 +23,10 @@ def test_text_is_read_as_written(tmp_path, packing):
     path = tmp_path / f"text.en{packing}"
     lines = ["one\u2028still one", "\u0085two\x0b\x0c\x1c", "  three ", "", "five"]
     path.write_bytes(PACK[packing]("\n".join(lines).encode()))
-    assert read_lines(path) == lines
+    assert list(stream_lines(path)) == lines
     path.write_bytes(PACK[packing](b""))
     with pytest.raises(ValueError, match=r"text\.en.* is empty"):
-        read_lines(path)
+        list(stream_lines(path))
 
 
 @pytest.mark.parametrize("read", [stream_lines, input_lines])
@@ -51,13 +46,13 @@ def test_a_damaged_packed_file_is_named(tmp_path, packing, damage):
     flipped = bytes(byte ^ 0xFF * (n == len(good) // 2) for n, byte in enumerate(good))
     path.write_bytes({"cut": good[:-10], "not packed": b"plain text\n", "flipped": flipped}[damage])
     with pytest.raises(ValueError, match=rf"a\.en\{packing} is damaged .*delete it"):
-        read_lines(path)
+        list(stream_lines(path))
 
 
 def test_a_missing_library_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(files.UNPACK, ".zst", None)
     with pytest.raises(ImportError, match=r"a\.en\.zst: \.zst needs Python 3\.14 or the package"):
-        read_lines(tmp_path / "a.en.zst")
+        list(stream_lines(tmp_path / "a.en.zst"))
     assert files.plain_name("x/train.en.zst") == files.plain_name("train.en") == "train.en"
 
 

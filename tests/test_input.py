@@ -11,10 +11,9 @@ import pytest
 import sacrebleu
 import torch
 from helpers import ROOT, TEXTS, one_thread, random_model
-from test_cli import SMALL, refused, write_corpus
+from test_cli import SMALL, refused, run, write_corpus
 
 from annotated import bleu_report, prepare, scaled_dot_product_attention
-from annotated.cli import main
 from annotated.data.base_tokenizer import UNKNOWN
 from annotated.data.prepared import prepare_corpus
 from annotated.data.tokenizers import SubwordTokenizer, WordTokenizer, join_words, split_words
@@ -23,16 +22,6 @@ from annotated.training.checkpoints import load_checkpoint, save_checkpoint
 
 pytestmark = pytest.mark.usefixtures(one_thread.__name__)
 WORDS = WordTokenizer.fit(TEXTS)
-
-
-def run(*words):
-    main(list(map(str, words)))
-
-
-def written(folder, lines):
-    """The options that name the model of a folder and a file with these lines."""
-    (folder / "in.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    return ["--model", folder / "model", "--input", folder / "in.txt"]
 
 
 @pytest.fixture
@@ -158,6 +147,7 @@ def test_a_language_is_scored_by_its_own_rules(language, lines, tokenize):
     report = bleu_report(near, lines, language, bootstrap=0)
     by_hand = sacrebleu.corpus_bleu(near, [lines], tokenize=tokenize).score
     assert report["sacrebleu"].score == pytest.approx(by_hand) and by_hand < 99
+    assert f"|tok:{tokenize}|" in report["sacrebleu"].signature
     assert ("tokenised" in report.entries) == (tokenize == "13a"), "Moses needs spaces"
     assert report["chrf"].score == pytest.approx(sacrebleu.corpus_chrf(near, [lines]).score)
 

@@ -5,19 +5,11 @@ import re
 import nbformat
 import pytest
 import reading
+from test_book import texts
 
 from notebooks import folded, pages, role
 
 PAGES = pages()
-
-
-def texts(path):
-    cells = nbformat.read(path, as_version=4).cells
-    return [cell.source for cell in cells if cell.cell_type == "markdown"]
-
-
-def code(source, *outputs):
-    return nbformat.v4.new_code_cell(source, outputs=list(outputs))
 
 
 @pytest.mark.parametrize("source, what", [
@@ -26,8 +18,9 @@ def code(source, *outputs):
     ("#| export\ndef f():\n    import torch", "library"), ("#| exporti\nN = 3", "library"),
     ("# alt: A line.\nplt.plot([1])", "drawing"), ("# C4: the variance\nassert True", "check")])
 def test_a_cell_says_what_it_is_and_imports_drawing_and_library_code_fold(source, what):
-    assert role(code(source)) == what
-    assert bool(folded(code(source))) == (what in ("imports", "drawing", "library"))
+    cell = nbformat.v4.new_code_cell(source)
+    assert role(cell) == what
+    assert bool(folded(cell)) == (what in ("imports", "drawing", "library"))
 
 
 def test_the_book_is_short_enough_to_be_read():

@@ -39,12 +39,6 @@ def folder(model, tmp_path_factory):
     return str(folder)
 
 
-def short(most):
-    """A translator whose learned positions end at `most`."""
-    return Translator(random_model(len(WORDS), seed=2, positions="learned", max_length=most).eval(),
-                      WORDS)
-
-
 def standard_input(monkeypatch, data):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
 
@@ -97,14 +91,12 @@ def test_the_n_best_have_texts_scores_tokens_and_attention(alpha, tmp_path, caps
     ("--n-best 0", "--n-best 0: give a number above 0"), ("--beam 0", "beam=0 is invalid"),
     ("--alpha -1", "alpha=-1.0 is invalid"), ("--device abacus", "device 'abacus' cannot be used"),
     ("--precision int8", "for int8 give another engine"),
-    ("--input missing.txt", "missing.txt"), ("--input bad.txt", "bad.txt, line 3: not UTF-8"),
-    ("--model none", "none"), ("--model bare", "bare has no tokenizer")])
+    ("--input missing.txt", "missing.txt"), ("--input bad.txt", "bad.txt, line 3: not UTF-8")])
 def test_what_cannot_be_given_is_refused_with_one_line(
-        options, message, folder, model, tmp_path, monkeypatch, capsys):
+        options, message, folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "good.txt").write_bytes(DATA)
     (tmp_path / "bad.txt").write_bytes(b"\n\n\xff\n")
-    save_checkpoint(tmp_path / "bare", model)
     given = ["--model", folder, "--input", "good.txt", "--output", "out.txt", *options.split()]
     assert message in refused("translate", given, capsys)
     assert not (tmp_path / "out.txt").exists()
@@ -116,17 +108,13 @@ def test_what_cannot_be_given_is_refused_with_one_line(
 LONG = "the dog sleeps . a cat sleeps . the cat sees a dog ."
 
 
-def identity(sources, beam, alpha):
-    """An engine whose translation is the source."""
-    return [source[:-1] for source in sources]
-
-
 @pytest.mark.parametrize("most, parts", [(15, 1), (14, 3), (7, 3), (6, 4), (3, 8)])
 def test_a_long_line_is_split_at_the_ends_of_its_sentences_and_nothing_is_lost(most, parts, capsys):
-    translator, several = short(most), LONG.replace(" . ", " .\n").split("\n")
+    model = random_model(len(WORDS), seed=2, positions="learned", max_length=most).eval()
+    translator, several = Translator(model, WORDS), LONG.replace(" . ", " .\n").split("\n")
     tokens = len(WORDS.encode(LONG, "en")) + 1
-    assert translator.translate([LONG, "", "a cat"], engine=identity) == [
-        WORDS.decode(WORDS.encode(LONG, "en")), "", "a cat"]
+    assert translator.translate([LONG, "", "a cat"], engine=lambda sources, *_: [
+        row[:-1] for row in sources]) == [WORDS.decode(WORDS.encode(LONG, "en")), "", "a cat"]
     told = capsys.readouterr().err
     assert told == "" if parts == 1 else (
         f"'{LONG[:40]}' … has {tokens} tokens, and max_length is {most}: it is translated in "

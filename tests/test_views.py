@@ -42,6 +42,13 @@ def test_what_is_shown_is_what_the_model_did(saved, beam):
         assert [value for _, value in step] == pytest.approx(row.topk(5).values.tolist(), rel=1e-5)
 
 
+def test_an_output_that_is_cut_off_at_the_last_position_is_shown():
+    model = random_model(len(WORDS), seed=4, positions="learned", max_length=12).eval()
+    seen = look(SENTENCE, Translator(model, WORDS, {"source_language": "en"}), beam=1)
+    assert len(seen.written) == len(seen.top_tokens) == 12 and seen.written[-1] != "</s>"
+    assert seen.weights["cross 1"].shape[1:] == (12, len(seen.source))
+
+
 def test_rows_are_queries_and_columns_are_keys(saved):
     seen = look(SENTENCE, saved)
     chart = seen.charts()["One head at a time"].to_dict()

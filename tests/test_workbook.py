@@ -172,6 +172,7 @@ def test_each_notebook_is_checked_in_a_process_of_its_own(tmp_path):
     leave = "import os\n\nclass Leave:\n    os._exit(3)"
     write(tmp_path / "ben" / "06.ipynb", MASK.format("tril"), leave)
     write(tmp_path / "cay" / "06.ipynb").write_text("no notebook")
+    (tmp_path / "cay" / "z.ipynb").mkdir()
     for stray in ("ann/z_draft.ipynb", "ann/._06.ipynb", ".DS_Store", "README.txt"):
         (tmp_path / stray).write_text("no notebook")
     with pytest.raises(ValueError, match="nowhere holds no submissions: give a folder"):
@@ -203,7 +204,8 @@ def test_the_commands_write_and_check(tmp_path, capsys):
     assert told.count("empty: write its code") == 2
     assert told.count("empty: write a number") == asked > 0
     right, out = write(tmp_path / "class" / "right.ipynb", MASK.format("tril")), tmp_path / "a.csv"
-    assert cli.main(["check", str(right)]) == 0
+    (right.parent / "._right.ipynb").write_text("of another system")
+    assert cli.main(["check", str(right)]) == cli.main(["check", str(right.parent)]) == 0
     assert cli.main(["check", str(tmp_path / "class"), "--csv", str(out)]) == 0
     assert out.read_text(encoding="utf-8").startswith("submission,passed,masked_softmax,")
     with pytest.raises(SystemExit):

@@ -14,7 +14,6 @@ import pytest
 import site_build
 
 from annotated.data.corpora import load_corpus
-from annotated.training.checkpoints import book_model
 from annotated.translation.search import translate
 from notebooks import pages
 
@@ -72,9 +71,8 @@ def main():
     begin, chosen = time.time(), pages()
     ledger.read(chosen)  # a claim that nothing checks is better found now than at the end
     print("[book 1/3] the book's model translates three sentences that it never saw:", flush=True)
-    sentences, saved = [source for source, _ in load_corpus("toy").test[:3]], book_model()
-    for source, output in zip(sentences, translate(sentences, saved.model, saved.tokenizer),
-                              strict=True):
+    sentences = [source for source, _ in load_corpus("toy").test[:3]]
+    for source, output in zip(sentences, translate(sentences), strict=True):
         print(f"  {source}\n    -> {output}")
     print(f"[book 2/3] the pages as they are stored: {site_build.build()}", flush=True)
     print(f"[book 3/3] executing {len(chosen)} pages: does each give what it shows?", flush=True)

@@ -135,8 +135,8 @@ def measured(module, row):
     for path in (Path(ROOT, name) for name in (MODULES[module], PAGES[module], *guards(module))):
         name = path.relative_to(ROOT).as_posix()
         before = subprocess.run(["git", "show", f"{row['revision']}:{name}"], cwd=ROOT,
-                                capture_output=True, text=True)
-        if before.returncode or code(path, before.stdout) != code(path, path.read_text()):
+                                capture_output=True, encoding="utf-8")
+        if before.returncode or code(path, before.stdout) != code(path, path.read_text("utf-8")):
             return False
     return True
 

@@ -19,7 +19,6 @@ KERNEL_LOG = ROOT / "_build" / "kernels.log"
 PYTHON = {"display_name": "Python 3", "language": "python", "name": "python3"}
 KEPT_METADATA = {"kernelspec": PYTHON, "language_info": {"name": "python"}}
 NAMES = re.compile(r"^__all__ = \[[^\]]*\]", re.MULTILINE)
-DEFAULT = r"^#\|\s*default_exp\s+(\S+)"
 EXPORTED = re.compile(r"^#\|\s*exporti?\b", re.MULTILINE)
 # One thread a page, so that the digits do not depend on the machine's number of cores. Where there
 # are two, one that waits for the other must sleep: beside other work a waiting thread that spins
@@ -125,7 +124,7 @@ def module_of(path):
     """Return the module that a notebook exports, such as "model.attention"; None if it has none."""
     cells = json.loads(Path(path).read_text(encoding="utf-8"))["cells"]
     code = ("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
-    names = re.findall(DEFAULT, "\n".join(code), re.MULTILINE)
+    names = re.findall(r"^#\|\s*default_exp\s+(\S+)", "\n".join(code), re.MULTILINE)
     if len(names) > 1:
         raise ValueError(f"{path} names {len(names)} modules: one notebook exports one module")
     return names[0] if names else None

@@ -4,14 +4,11 @@ The column "made at" of results/README.md names the git revisions of the files t
 The rows on speed, there and in README.md, summarise all runs in results/bench.
 """
 
-import json
 import re
-import sys
 
+from annotated.results import read_json, read_json_lines
+from benchmarks import summary
 from notebooks import ROOT
-
-sys.path.append(str(ROOT))
-from benchmarks import summary  # noqa: E402
 
 RESULTS = ROOT / "results"
 TABLE, README = RESULTS / "README.md", ROOT / "README.md"
@@ -20,9 +17,7 @@ LINK = re.compile(r"\]\(\./([^)]+)\)")
 
 def load_records(path):
     """Return the records of a file of results, a dictionary for each run."""
-    text = path.read_text(encoding="utf-8")
-    records = [json.loads(line)
-               for line in text.splitlines()] if path.suffix == ".jsonl" else json.loads(text)
+    records = (read_json_lines if path.suffix == ".jsonl" else read_json)(path)
     return records if isinstance(records, list) else [records]
 
 

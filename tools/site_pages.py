@@ -186,7 +186,7 @@ def render(source, site):
     Vega is wrapped in a function scope.
     """
     vega = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version="6.1")
-    (source / "_static" / "vega.js").write_text(f"(() => {{\n{vega}\n}})();\n")
+    (source / "_static" / "vega.js").write_text(f"(() => {{\n{vega}\n}})();\n", "utf-8")
     doctrees, processes = source.parent / f"{source.name}.doctrees", str(os.cpu_count() or 1)
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", "-j",
                processes, "-d", doctrees]
@@ -194,4 +194,4 @@ def render(source, site):
                    env={**os.environ, "PYTHONPATH": str(ROOT)})
     for path in site.rglob("*.html"):
         if "_static" not in path.parts:
-            path.write_text(policy(name_controls(path.read_text())))
+            path.write_text(policy(name_controls(path.read_text("utf-8"))), "utf-8")

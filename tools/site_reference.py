@@ -22,8 +22,7 @@ SECTIONS = re.compile(r"\b[Ss]ections? \d[\d.]*(?:(?:, | and )\d[\d.]*)*")
 
 def sections(text):
     """Return the numbers of the paper's sections that a text names, in order."""
-    numbers = (re.findall(r"\d+(?:\.\d+)*", match[0]) for match in SECTIONS.finditer(text))
-    return list(dict.fromkeys(number for several in numbers for number in several))
+    return list(dict.fromkeys(re.findall(r"\d+(?:\.\d+)*", " ".join(SECTIONS.findall(text)))))
 
 
 class Page:
@@ -37,17 +36,15 @@ class Page:
         where = next((cell.partition("\n\n")[2].partition("\n\n")[0]
                       for cell in text if cell.startswith("## Where it stands")), "")
         self.sections = sections(where) or sections(self.line)
-        tests = page_tests(path)
-        self.tests = ROOT / tests if tests and (ROOT / tests).exists() else None
+        self.tests = ROOT / page_tests(path) if self.module else None
 
     def links(self):
         """Return the line of links below the title of the page, as Markdown."""
         parts = [f"{reading.length(self.path).minutes:.0f} minutes"]
         parts += [f"Paper: {format_sections(self.sections)}"] if self.sections else []
         if self.module:
-            parts.append(f"Code: [annotated.{self.module}](api/{self.module}.md)")
-        if self.tests:
-            parts.append(f"[Its tests](api/{self.module}.md#tests)")
+            parts += [f"Code: [annotated.{self.module}](api/{self.module}.md)",
+                      f"[Its tests](api/{self.module}.md#tests)"]
         parts.append(f"{{download}}`This notebook <notebooks/{self.path.name}>`")
         return " · ".join(parts)
 
@@ -67,7 +64,7 @@ def table(header, rows):
 def constants(module):
     """Return {name: Sphinx directive} of the public constants of a module, shapes among them."""
     values = {}
-    for node in ast.parse(module_file(module).read_text()).body:
+    for node in ast.parse(module_file(module).read_text("utf-8")).body:
         if isinstance(node, ast.Assign):
             target, value = node.targets[0], node.value
             several = isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple)
@@ -88,12 +85,11 @@ def module_page(page):
             "   :member-order: bysource",
             *([f"   :exclude-members: {', '.join(assigned)}"] if assigned else []), "",
             *assigned.values(), "```\n"]
-    if page.tests:
-        count = len(re.findall(r"^\s*def test_", page.tests.read_text(), re.MULTILINE))
-        file = page.tests.relative_to(ROOT)
-        text += ["## Tests\n", '<details class="listing">'
-                 f"<summary>{file}: {count} tests</summary>\n", f"```{{literalinclude}} ../{file}",
-                 ":language: python\n```\n\n</details>\n"]
+    count = len(re.findall(r"^\s*def test_", page.tests.read_text("utf-8"), re.MULTILINE))
+    file = page.tests.relative_to(ROOT)
+    text += ["## Tests\n", '<details class="listing">'
+             f"<summary>{file}: {count} tests</summary>\n", f"```{{literalinclude}} ../{file}",
+             ":language: python\n```\n\n</details>\n"]
     return "\n".join(text)
 
 
@@ -101,7 +97,7 @@ def plain_code(module):
     """Return the source of a module without the comments of the export and the imports from its own
     package.
     """
-    source = module_file(module).read_text()
+    source = module_file(module).read_text("utf-8")
     lines, tree = source.splitlines(), ast.parse(source)
     for node in tree.body:
         exported = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
@@ -164,8 +160,8 @@ def write(pages, claims, folder):
     shutil.copytree(ROOT / "tests", folder / "tests", ignore=shutil.ignore_patterns("__pycache__"))
     modules = [page for page in pages if page.module]
     for page in modules:
-        (folder / "api" / f"{page.module}.md").write_text(module_page(page))
-    (folder / "api" / "index.md").write_text(library_page(modules))
+        (folder / "api" / f"{page.module}.md").write_text(module_page(page), "utf-8")
+    (folder / "api" / "index.md").write_text(library_page(modules), "utf-8")
     for name, text in (("model", model_code(pages)), ("sections", sections_table(pages)),
                        ("ledger", relink(ledger.document(claims)))):
         with open(folder / f"{name}.md", "a", encoding="utf-8") as file:

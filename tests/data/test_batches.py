@@ -198,7 +198,7 @@ def test_errors_come_out_where_they_are_asked_for_and_end_the_thread(make, error
 
 def test_closing_ends_the_thread():
     before, finished = threads(), []
-    batches = prefetch(count(), lambda number: time.sleep(0.02) or finished.append(number),
+    batches = prefetch(count(), lambda number: time.sleep(0.1) or finished.append(number),
                        depth=100)
     next(batches)
     assert threads() - before

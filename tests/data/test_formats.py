@@ -33,12 +33,6 @@ def test_files_of_different_length_name_both_and_both_counts(tmp_path, source, t
         list(read_pairs(tmp_path / "a", tmp_path / "b.gz"))
 
 
-def test_bytes_that_are_not_utf_8_may_be_replaced(tmp_path):
-    (tmp_path / "latin").write_bytes(b"caf\xe9\n")
-    pairs = read_pairs(tmp_path / "latin", tmp_path / "latin", errors="replace")
-    assert list(pairs) == [("caf\ufffd", "caf\ufffd")]
-
-
 # --- tables
 
 

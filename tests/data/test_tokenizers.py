@@ -1,6 +1,5 @@
 """Tokenizers: what goes in comes out, special ids never do, the same pairs give the same ids."""
 
-import json
 from collections import Counter
 
 import pytest
@@ -178,7 +177,6 @@ def test_a_saved_tokenizer_is_the_same_one(kind, tmp_path):
     for text in ("The old dog's garden — 日本.", "Der Gärtner schläft nicht."):
         ids = tokenizer.encode(text, "de")
         assert again.encode(text, "de") == ids and again.decode(ids) == tokenizer.decode(ids)
-    json.loads(path.read_bytes())
     assert [file.name for file in path.parent.iterdir()] == ["tokenizer.json"]
     with pytest.raises(FileNotFoundError, match="no tokenizer at .*nowhere"):
         tokenizers.load_tokenizer(tmp_path / "nowhere")

@@ -59,9 +59,10 @@ def test_a_model_that_an_engine_does_not_know_is_left_to_pytorch(saved, capfd, m
     assert "The engine ctranslate2 in fp32 is not this model" in capfd.readouterr().err
 
 
-def test_an_engine_that_computes_nan_is_not_taken(saved, capfd):
+def test_an_engine_that_computes_nan_is_not_taken(saved, monkeypatch):
     engine = engines.Engine("x", "bf16", None, lambda source, target: [math.nan] * len(target))
-    assert math.isnan(engines.apart(engine, saved, SOURCES))
+    monkeypatch.setitem(engines.ENGINES, "ctranslate2", lambda *_: engine)
+    assert make_engine("ctranslate2", saved, "bf16").name == "torch"
 
 
 def test_of_two_that_convert_a_model_the_slower_takes_what_is_there(saved, monkeypatch):
@@ -156,6 +157,7 @@ def test_auto_leaves_out_what_cannot_compute_the_model_and_says_why(
             make_engine("auto", saved, "int8")
     assert make_engine("auto", saved).name == "ctranslate2", "tried again: it is there by now"
     timed.clear()
+    monkeypatch.setitem(TOLERANCE, "int8", 9.0)  # where 8-bit sums saturate, too
     for _ in range(2):  # that PyTorch has no int8 will not change
         assert make_engine("auto", saved, "int8").name == "ctranslate2"
     assert timed == ["ctranslate2"]

@@ -15,13 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from annotated.model.multi_head import record_attention
 from annotated.model.transformer import Transformer, TransformerConfig
 from annotated.translation import scores
-from annotated.translation.scores import (
-    TABLE_2,
-    bleu_report,
-    bleu_tokenizer,
-    hardware_flops,
-    training_flops,
-)
+from annotated.translation.scores import TABLE_2, bleu_report, hardware_flops, training_flops
 
 PAIRS = [  # hypothesis, reference
     ("Die E-Mail Adresse des US-Präsidenten ist geheim.",
@@ -223,8 +217,3 @@ def test_a_sentence_without_a_letter_in_common_is_scored():
     assert report["chrf"].score == pytest.approx(chrf.score)
     assert 0 <= report["chrf"].low < chrf.score < report["chrf"].high <= 100
 
-
-@pytest.mark.parametrize("language, name", [
-    ("zh", "zh"), ("zh-TW", "zh"), ("th", "char"), ("de", "13a"), ("pt-BR", "13a")])
-def test_each_language_has_sacrebleus_tokenizer(language, name):
-    assert bleu_tokenizer(language) == name
