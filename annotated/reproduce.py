@@ -115,8 +115,11 @@ def _build(config, build, attention_gain):
     return model
 
 # %% ../notebooks/78_reproduce.ipynb #241194a7
-def _reporter(folder=None):
-    """A function for each row of a log, which writes TensorBoard curves if a folder is given."""
+def _reporter(folder=None, seconds=lambda: None):
+    """A function for each row of a log, which writes TensorBoard curves if a folder is given.
+
+    seconds: also called for each row, to keep the time so far.
+    """
     writer = None
     if folder is not None:
         from torch.utils.tensorboard import SummaryWriter
@@ -128,6 +131,7 @@ def _reporter(folder=None):
             if value is not None:  # no update was made
                 writer.add_scalar(name, value, row["step"])
         fast.give_memory_back()
+        seconds()
 
     return report
 
@@ -176,7 +180,7 @@ def train_and_save(options, build=None, loss=None):
         with results.counting_seconds(options.checkpoints if first else None) as seconds:
             model, log = loop.train_on(
                 corpus, tokenizer, config, options.training, True, device, options.checkpoints,
-                _reporter(options.tensorboard if first else None),
+                _reporter(options.tensorboard if first else None, seconds),
                 lambda config: _build(config, build, options.attention_gain),
                 loss or chunked_loss.ChunkedLoss)
     if first:  # the others need not wait while this one averages
@@ -267,6 +271,10 @@ def parse(options, command):
     if trained:
         asked = options.sizes, options.training, pairs
         parsing.check_trained(options.out, asked, preset)
+        made = len(checkpoints.load_checkpoint(options.out).info.get("averaged", ()))
+        if options.average not in (None, made):
+            raise ValueError(f"{options.out} holds the mean of {made} checkpoints, not of "
+                             f"{options.average}: give another --out")
     else:
         parsing.save_parser(options.out, treebank, options.sizes, options.training, pairs,
                             options.average or 5, device, report=_reporter(),

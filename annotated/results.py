@@ -81,15 +81,17 @@ def counting_seconds(folder):
     wall, processor = time.time(), time.process_time()
 
     def seconds():
-        return {"wall": round(before["wall"] + time.time() - wall, 1),
-                "processor": round(before["processor"] + time.process_time() - processor, 1),
-                "starts": before["starts"] + 1}
+        found = {"wall": round(before["wall"] + time.time() - wall, 1),
+                 "processor": round(before["processor"] + time.process_time() - processor, 1),
+                 "starts": before["starts"] + 1}
+        if path:
+            write_json(path, found)  # the process may be killed
+        return found
 
     try:
         yield seconds
     finally:
-        if path:
-            write_json(path, seconds())
+        seconds()
 
 # %% ../notebooks/81_results.ipynb #1b78f6e8
 def provenance():

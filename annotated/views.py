@@ -91,8 +91,9 @@ def look(sentence, saved=None, beam=4, alpha=0.6):
     if not source:
         raise ValueError("the sentence is blank: give one with a word to look at")
     (ids,) = search(model, [source], beam, alpha)
-    most = model.config.max_length if model.config.positions == "learned" else None
-    steps = [*ids, END][:most]  # one that is cut off there has no END
+    most = len(source) + 50  # as many as `search` writes
+    most = min(most, model.config.max_length) if model.config.positions == "learned" else most
+    steps = [*ids, END][:most]  # an output that is cut off has no END
     with evaluating(model), record_attention(model) as recorded:
         logits = model(torch.tensor([source], device=device),
                        torch.tensor([[BEGIN, *steps[:-1]]], device=device))[0]

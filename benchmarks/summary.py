@@ -206,13 +206,6 @@ def format_revisions(runs):
     return "at " + ", ".join(dict.fromkeys(f"`{run['revision'][:7]}`" for run in runs))
 
 
-def handicap(runs):
-    """Return in words what slowed a peer down in the first stored runs; "" without these."""
-    first = {"faac7ac", "f68f662", "52d6d32"} & {run["revision"][:7] for run in runs}
-    return ("; in these runs MarianMT decoded with a needless check of its length: it is faster "
-            "than they say" if first else "")
-
-
 def readme_row(runs):
     """Return the row on speed of README.md."""
     train = [f"{precision} {format_target(runs, 'train, base', precision)}"
@@ -222,7 +215,7 @@ def readme_row(runs):
     return (f"| speed beside the quickest peer of each task, {format_runs(runs)}, "
             f"{format_revisions(runs)} "
             f"| training, base: {'; '.join(train)}. Greedy decoding of one and of 32 sentences × "
-            f"CTranslate2 called directly: {'; '.join(decoding)}{handicap(runs)} |")
+            f"CTranslate2 called directly: {'; '.join(decoding)} |")
 
 
 def results_row(runs):
@@ -232,7 +225,7 @@ def results_row(runs):
     cells = [f"{task}, {size}, batch {batch}"
              for size in ("base", "tiny") for task in ("greedy", "beam 4") for batch in (1, 32)]
     parts.append("decoding × CTranslate2 called directly: " + "; ".join(
-        f"{cell}, {format_decoding(runs, [cell])}" for cell in cells) + handicap(runs))
+        f"{cell}, {format_decoding(runs, [cell])}" for cell in cells))
     parts.append("by itself, training base in bf16 takes "
                  f"{format_target(runs, 'train, base', 'bf16', MFU)} of the measured matrix rate")
     memory = (f"{precision} {format_target(runs, 'train, base', precision, PEAK_MEMORY)}"

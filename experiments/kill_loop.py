@@ -36,7 +36,7 @@ from annotated.training.loop import TrainingConfig, train
 
 STEPS, SAVE_EVERY, KEEP_LAST = 150, 3, 3  # as in TrainingConfig
 KILLS_PER_RUN = 20  # a run has no updates for more
-FILES = 5  # of a checkpoint: configuration, weights, optimiser, progress, and last the manifest
+FILES = 6  # of a checkpoint: configuration, facts, progress, weights, optimiser, last the manifest
 SIZES = {"N": 1, "d_model": 32, "d_ff": 64, "h": 2, "dropout": 0.1}
 BEFORE, BETWEEN, WRITING, NAMED = PLACES = (
     "before anything was saved since the kill before", "between two checkpoints",

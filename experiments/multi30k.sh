@@ -6,6 +6,6 @@ export OMP_NUM_THREADS=2
 source "$(dirname "$0")/environment.sh"
 model=_build/multi30k results=results/multi30k
 mkdir -p _build "$results"
-rm -rf "$model"
+rm -rf "$model" "$results"/test.{json,txt}  # of another model
 annotated train multi30k --out "$model" --precision bf16
 annotated score "$model" multi30k test "$results" --command "experiments/multi30k.sh"

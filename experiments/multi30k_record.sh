@@ -87,9 +87,12 @@ for seed in ${seeds:-0 1 2}; do
         --steps $((138 * epoch)) --validate-every "$epoch" --save-every "$epoch" --keep-last 10 \
         --average 10 --patience 10 "${@:2}"
     result=$scores/seed$seed/$split.json
-    [ -f "$result" ] || annotated score "$model" "$work/data" "$split" "$scores/seed$seed" \
-        --beam 5 --alpha 1.4 --moses --references multi30k --command "$command" \
-        --data "multi30k $split, seed $seed"
+    [ "$result" -nt "$model/manifest.json" ] || {  # or it is of a model before
+        rm -f "$result"
+        annotated score "$model" "$work/data" "$split" "$scores/seed$seed" \
+            --beam 5 --alpha 1.4 --moses --references multi30k --command "$command" \
+            --data "multi30k $split, seed $seed"
+    }
     start experiments/collect.py results/multi30k_record.jsonl "$name" "$seed" "$result"
 done
 .venv/bin/python - "$scores"/seed?/"$split.json" <<'END'

@@ -41,8 +41,8 @@ def measure(corpus, vocab_size=8000, budgets=(1024, 4096, 25_000), seed=0):
 
 
 def main(name, out):
-    write_json(out, {**measure(load_corpus(name)), "command": "python experiments/padding.py",
-                     "machine": describe_machine(), **provenance()})
+    write_json(out, {**measure(load_corpus(name)), "machine": describe_machine(), **provenance(),
+                     "command": f"python experiments/padding.py {name} {out}"})
 
 
 if __name__ == "__main__":

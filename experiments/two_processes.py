@@ -51,8 +51,8 @@ def run(processes, seed, data, options):
 def main(out="results/two_processes.json", data="toy", runs=RUNS, **changes):
     options = {**OPTIONS[data], **changes}
     facts = {"data": f"{data}, en to de, test", "options": options, "decoding": "greedy",
-             "machine": describe_machine(), "command": "python experiments/two_processes.py",
-             **provenance()}
+             "machine": describe_machine(), **provenance(),
+             "command": f"python experiments/two_processes.py {out} {data}"}
     kept = json.loads(Path(out).read_text(encoding="utf-8")) if Path(out).exists() else {"runs": []}
     same = all(kept.get(name) == facts[name] for name in ("data", "options", "revision"))
     done = kept["runs"] if same else []

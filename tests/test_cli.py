@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -21,6 +22,7 @@ from annotated.data.tokenizers import UNKNOWN, SubwordTokenizer
 from annotated.fast import prepare
 from annotated.fast.chunked_loss import ChunkedLoss
 from annotated.interop import ctranslate2, hugging_face
+from annotated.options import train_options
 from annotated.results import provenance, read_json
 from annotated.training import distributed, loop
 from annotated.training.checkpoints import load_checkpoint, run_checkpoints, save_checkpoint
@@ -169,6 +171,16 @@ def test_command_line_draws_the_first_queries_keys_and_values_as_torch_does(caps
         assert "--attention-gain" in error and "give a number above 0" in error
 
 
+def test_from_keeps_the_language_that_is_not_named(monkeypatch):
+    start = SimpleNamespace(languages=("fr", "en"), tokenizer="its own")
+    load = mock.Mock(return_value=SimpleNamespace(train=[]))
+    monkeypatch.setattr(reproduce.corpora, "load_corpus", load)
+    for more, target in ((["--source", "fr"], "en"), (["--target", "de"], "de"), ([], "en")):
+        options = train_options(["mine", "--out", "x", "--from", "y", *more])
+        assert reproduce._corpus_with_tokenizer(options, start)[1] == "its own"
+        assert load.call_args.args == ("mine", None, "fr", target)
+
+
 def test_command_line_goes_on_and_averages(capsys):
     saving = ["--save-every", 1, "--checkpoints", "run"]
     error = refused("train", ["own", *NEW, *saving, "--save-every", 3, "--average", 3], capsys)
@@ -221,6 +233,8 @@ def test_corpus_too_large_for_memory_is_to_be_prepared_first(tmp_path, capsys, m
     monkeypatch.setenv("ANNOTATED_DATA", str(tmp_path))
     error = refused("train", ["wmt14-en-de", "--out", "model"], capsys)
     assert "annotated prepare wmt14-en-de FOLDER" in error and not Path("model").exists()
+    error = refused("vary", ["wmt14-en-de", "--out", "rows.jsonl"], capsys)
+    assert "too large to be held in memory: give a smaller corpus" in error
 
 
 def test_tensorboard_reads_back_what_was_logged():

@@ -99,5 +99,5 @@ def test_seconds_of_all_starts_are_added_up(tmp_path, monkeypatch):
         with counting_seconds(tmp_path / "run") as seconds:
             clock.now += 8
             assert seconds() == {"wall": 8.0 * start, "processor": 4.0 * start, "starts": start}
+            assert read_json(tmp_path / "run" / "seconds.json") == seconds()  # though it be killed
         clock.now += 1000  # between two starts nothing counts
-    assert json.loads((tmp_path / "run" / "seconds.json").read_text())["starts"] == 3

@@ -19,17 +19,12 @@ PIXEL = ("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChw
          "rkJggg==")
 
 
-def hostile_chart():
-    """A chart with the tokens as its title and on both axes."""
-    weights = [[1 / len(TOKENS)] * len(TOKENS)] * len(TOKENS)
-    layers = {TOKENS[1]: [weights, weights]}
-    return charts.attention_explorer(layers, TOKENS, TOKENS, title=TOKENS[0]).to_dict()
-
-
 def hostile_notebook(path, html):
     """A page whose outputs, alt text and chart are the tokens; with `html`, HTML with scripts."""
     v4, text = nbformat.v4, "\n".join(TOKENS)
-    chart = {"application/vnd.vegalite.v5+json": hostile_chart(), "image/png": PIXEL}
+    layers = {TOKENS[1]: [[[1 / len(TOKENS)] * len(TOKENS)] * len(TOKENS)] * 2}
+    chart = charts.attention_explorer(layers, TOKENS, TOKENS, title=TOKENS[0]).to_dict()
+    chart = {"application/vnd.vegalite.v5+json": chart, "image/png": PIXEL}
     data = [{"text/plain": text}, {"image/png": PIXEL}, chart]
     data += [{"text/html": token} for token in TOKENS if html]
     shown = [v4.new_output("display_data", item) for item in data]

@@ -15,9 +15,9 @@ QUICK = TrainingConfig(steps=6, max_tokens=64, warmup=3, factor=0.3, validate_ev
 TOY = Corpus("toy", "en", "de", TEXTS, TEXTS, TEXTS)
 
 
-@pytest.fixture
-def tiny_book(monkeypatch):
-    """The book's model replaced by a tiny one on four pairs; the fixture counts the trainings."""
+@pytest.mark.usefixtures(one_thread.__name__)  # for the second training; it restores the number
+def test_the_books_model_is_trained_and_saved_in_half_precision(monkeypatch, tmp_path):
+    """With a tiny one on four pairs in the place of the book's."""
     runs, real = [], loop.train
     monkeypatch.setattr(toy.os, "cpu_count", lambda: 1)  # two threads only wait for each other
     config = TransformerConfig(99, N=1, d_model=16, d_ff=16, h=2)
@@ -25,15 +25,10 @@ def tiny_book(monkeypatch):
     monkeypatch.setattr(toy, "load_corpus", lambda name: TOY)
     monkeypatch.setattr(loop, "train",
                         lambda *arguments: runs.append(torch.get_num_threads()) or real(*arguments))
-    return runs
-
-
-@pytest.mark.usefixtures(one_thread.__name__)  # for the second training; it restores the number
-def test_the_books_model_is_trained_and_saved_in_half_precision(tiny_book, tmp_path):
     torch.set_num_threads(2)  # not the number that it trains with
     toy.train_book_model(tmp_path / "book", False)
     saved = load_checkpoint(tmp_path / "book")
-    assert tiny_book == [1] and torch.get_num_threads() == 2
+    assert runs == [1] and torch.get_num_threads() == 2
     weights = load_file(tmp_path / "book" / "model.safetensors")
     assert {weight.dtype for weight in weights.values()} == {torch.float16}
     info = saved.info

@@ -15,18 +15,12 @@ from annotated.options import train_options
 PAGE = ROOT / "notebooks" / "23_wmt.ipynb"
 
 
-def page_space():
-    """The names of the cells that define commands and script; nothing else of the page is run."""
-    space = {"__name__": "page"}
-    exec("import os, re, subprocess, sys\nfrom pathlib import Path", space)
-    defining = re.compile(r"^def (full_options|training_command|slurm_script)\b", re.M)
-    for source in (cell.source for cell in cells(PAGE) if cell.cell_type == "code"):
-        if defining.search(source):
-            exec(re.split(r"^(?:REHEARSAL|print)\b", source, maxsplit=1, flags=re.M)[0], space)
-    return space
-
-
-SPACE = page_space()
+# the names of the cells that define commands and script; nothing else of the page is run
+SPACE = {"__name__": "page"}
+exec("import os, re, subprocess, sys\nfrom pathlib import Path", SPACE)
+for source in (cell.source for cell in cells(PAGE) if cell.cell_type == "code"):
+    if re.search(r"^def (full_options|training_command|slurm_script)\b", source, re.M):
+        exec(re.split(r"^(?:REHEARSAL|print)\b", source, maxsplit=1, flags=re.M)[0], SPACE)
 FULL = SPACE["full_options"]("big", "en-de", 32)
 TINY = {"preset": "toy", "N": 1, "d_model": 16, "d_ff": 32, "h": 2, "steps": 30, "warmup": 10,
         "validate_every": 10, "save_every": 3, "average": 2, "keep_last": 3}

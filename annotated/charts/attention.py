@@ -98,6 +98,8 @@ def attention_heatmap(weights, keys, queries, title=None, ax=None, key_label="ke
     """
     panels, named = as_heads(weights), isinstance(weights, dict)
     titles = list(weights) if named else [f"head {i + 1}" for i in range(len(panels))]
+    if len(titles) != len(panels):
+        raise ValueError("weights holds several heads under one title: give the heads themselves")
     rows, width = panels.shape[1:]
     labelled = (as_tokens(keys, width, "keys", "weights have"),
                 as_tokens(queries, rows, "queries", "weights have"),

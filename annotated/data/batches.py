@@ -206,17 +206,17 @@ def epoch_batches(pairs, max_tokens, seed, pool=1 << 20, block=1 << 12):
         pairs.release()
 
 # %% ../../notebooks/13_batches.ipynb #c6288b77
-def check_fit(max_tokens, **splits):
+def check_fit(limit, option="max_tokens", /, **splits):
     """Raise ValueError if a split has no pairs, or has one that is too long for a batch."""
     for name, pairs in splits.items():
         pairs = as_arrays(pairs)
         if not len(pairs):
             raise ValueError(f"{name} is empty: give at least one pair of lists of ids, as "
                              "encode_pairs returns them")
-        if max(pairs.longest) > max_tokens:  # only then is all of it read
+        if max(pairs.longest) > limit:  # only then is all of it read
             longer = pairs.lengths.max(axis=1)
             raise ValueError(f"{name}: pair {longer.argmax()} has {longer.max()} tokens with its "
-                             f"end token, more than max_tokens={max_tokens}: raise max_tokens, "
+                             f"end token, more than {option}={limit}: raise {option}, "
                              "or leave the pair out")
 
 # %% ../../notebooks/13_batches.ipynb #4b1d7a69

@@ -286,3 +286,4 @@ def _write_prepared(corpus, folder, name, options, show_progress):
         write_json(part / "prepared.json", {"corpus": name, **asdict(options),
                                             "languages": languages, "cleaning": cleaning,
                                             "digests": digests, "sources": _source_digests(name)})
+        del train, valid  # closed, as Windows renames no folder that holds open files

@@ -82,10 +82,22 @@ def translate_ids(translator, ids, rows, limit=256, beam=1, alpha=0.6):
     special = [[names[index]] for index in (PAD, BEGIN)]
     share = math.ceil(len(rows) / translator.num_translators)  # so that no worker is idle
     results = translator.translate_batch(tokens, beam_size=beam, length_penalty=alpha,
-                                         max_decoding_length=limit, max_batch_size=min(64, share),
+                                         min_decoding_length=0, max_decoding_length=limit,
+                                         max_batch_size=min(64, share),
                                          max_input_length=0,  # whole, however long
                                          suppress_sequences=special)
     return [[ids[token] for token in result.hypotheses[0]] for result in results]
+
+# %% ../../notebooks/97_ctranslate2.ipynb #f6433a86
+def encode_sentences(model, tokenizer, sentences, language="en"):
+    """Ids of sentences with END; ValueError for one with too many for an export's positions."""
+    rows = [[*ids, END] for ids in tokenizer.encode_batch(sentences, language)]
+    length, most = model.config.max_length, model.config.max_length - 51  # outputs may be longer
+    for sentence, row in zip(sentences, rows, strict=True):
+        if len(row) > most:
+            raise ValueError(f"the sentence {sentence[:40]!r} … has {len(row)} tokens: with "
+                             f"{length} positions there is room for {most}; leave it out")
+    return rows
 
 # %% ../../notebooks/97_ctranslate2.ipynb #f6433a87
 def check_export(model, tokenizer, hf_folder, sentences, language="en", ctranslate2_folder=None,
@@ -98,12 +110,8 @@ def check_export(model, tokenizer, hf_folder, sentences, language="en", ctransla
 
     marian = MarianMTModel.from_pretrained(hf_folder).eval()
     form = AutoTokenizer.from_pretrained(hf_folder)
-    rows = [[*ids, END] for ids in tokenizer.encode_batch(sentences, language)]
+    rows = encode_sentences(model, tokenizer, sentences, language)
     limits, apart, ours, theirs = [len(row) + 50 for row in rows], 0.0, {}, {}
-    for number, limit in enumerate(limits, 1):
-        if limit >= (length := model.config.max_length):
-            raise ValueError(f"sentence {number} has {limit - 50} tokens: with {length} positions "
-                             f"there is room for {length - 51}; leave it out, or export with more")
     for batch in token_batches([(len(row), len(row)) for row in rows], max_tokens, order="sorted"):
         source, most = pad([rows[i] for i in batch]), [limits[i] for i in batch]
         real, written = source.ne(PAD), greedy_decode(model, source)

@@ -45,6 +45,9 @@ FIXED_FIELDS = {"model_type": "marian", "scale_embedding": True, "tie_word_embed
 
 def marian_fields(config, dtype=torch.float32, activation="relu"):
     """The fields of `config.json` for a model; ValueError for a setting that Marian lacks."""
+    if config.d_model % config.h:
+        raise ValueError(f"h={config.h} cannot be exported: Marian's heads are d_model / h wide, "
+                         f"and {config.d_model} is not divisible by it")
     same = TransformerConfig(**{ours: getattr(config, ours) for ours in SAME_FIELDS.values()})
     heads = [("d_k", config.d_model / config.h), ("d_v", config.d_model / config.h)]
     for name, value in vars(config).items():

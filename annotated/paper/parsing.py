@@ -237,7 +237,7 @@ def parse_sentences(model, vocabulary, sentences, beam=21, alpha=0.3, extra=300,
 # %% ../../notebooks/22_parsing.ipynb #009e35a0
 def train_parser(treebank, vocabulary, model_config, training_config, show_progress=True,
                  run_folder=None, device="cpu", build=Transformer, made=(), **how):
-    """Train a model on a treebank; returns (model, log, number of trees left out as too long).
+    """Train a model on a treebank; returns (model, log, number of training trees left out).
 
     run_folder: for checkpoints, as in `train`; the run resumes from the newest there. build: builds
     the model from a configuration; made: {argument of `tree_pairs`: value} for the training trees;

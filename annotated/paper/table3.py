@@ -17,19 +17,14 @@ import sacrebleu
 import torch
 from filelock import FileLock, Timeout
 
+from annotated import results as records
 from annotated.data.corpora import load_corpus
 from annotated.data.tokenizers import SubwordTokenizer, WordTokenizer
 from annotated.model.transformer import Transformer, TransformerConfig
-from annotated.results import (
-    add_json_line,
-    counting_seconds,
-    describe_machine,
-    provenance,
-    read_json_lines,
-)
 from annotated.training.label_smoothing import LabelSmoothingLoss
 from annotated.training.loop import TrainingConfig, encode_pairs, train_on, validation_loss
 from annotated.training.run_state import first_difference
+from annotated.translation.scores import bleu_tokenizer
 from annotated.translation.search import translate
 
 # %% ../../notebooks/21_table3.ipynb #b4ab5807
@@ -54,8 +49,7 @@ TABLE_3 = (  # name, what is changed, in words, printed perplexity, BLEU, parame
     ("D-eps0.2", {"label_smoothing": 0.2}, "twice the label smoothing", 5.47, 25.7, None),
     ("E-learned", {"positions": "learned"}, "learned positions", 4.92, 25.7, None),
     ("big", {"d_model": 1024, "d_ff": 4096, "h": 16, "dropout": 0.3, "steps": 300_000},
-     "the big model", 4.33, 26.4, 213),
-)
+     "the big model", 4.33, 26.4, 213))
 
 # %% ../../notebooks/21_table3.ipynb #14867e5c
 @dataclass(frozen=True)
@@ -170,7 +164,7 @@ def measure(model, tokenizer, corpus):
     pairs = encode_pairs(corpus.valid, tokenizer, corpus.source_language, corpus.target_language)
     loss = validation_loss(model, pairs)
     outputs = translate(sources, model, tokenizer, corpus.source_language, **DECODING)
-    metric = sacrebleu.BLEU(trg_lang=corpus.target_language)
+    metric = sacrebleu.BLEU(tokenize=bleu_tokenizer(corpus.target_language))
     novel = translate([text for text, _ in corpus.novel], model, tokenizer,
                       corpus.source_language, **DECODING)
     same = [ours == right for ours, (_, right) in zip(novel, corpus.novel, strict=True)]
@@ -194,10 +188,13 @@ def task_facts(row, seed, corpus, tokenizer):
 
 def finished_result(path, facts):
     """The result of a run in the file `path`, or None; ValueError if it was made differently."""
-    path = Path(path)
-    lines = read_json_lines(path) if path.exists() else []
+    lines = records.read_json_lines(path) if Path(path).exists() else []
+    if not all({*RUN} <= line.keys() for line in lines):
+        raise ValueError(f"{path} holds other lines than results of vary: give another --out")
     result = next((line for line in lines if all(line[name] == facts[name] for name in RUN)), None)
-    if result and (difference := first_difference(result, facts)):
+    older = {"clip": 0.0, "patience": 0}  # which the first runs did not record
+    if result and (difference := first_difference(
+            result | {"training": older | result["training"]}, facts)):
         what, name, before, now = difference
         raise ValueError(f"{path}: {facts['row']} seed {facts['seed']} was made with another "
                          f"{what} ({name} was {before!r} and is now {now!r}): give another --out")
@@ -216,16 +213,17 @@ def run_row(row, seed, corpus, tokenizer, out, work, device="cpu", command="", *
     with FileLock(f"{run}.lock", timeout=0):
         if (result := finished_result(out, facts)) is not None:
             return result
-        with counting_seconds(run) as seconds:
+        with records.counting_seconds(run) as seconds:
             model, log = train_on(
                 corpus, tokenizer, row.config, replace(row.training, seed=seed), False, device, run,
                 lambda row: print(f"step {row['step']}: validation perplexity "
                                   f"{row['valid_perplexity']:.2f}", flush=True), **how)
             result = {**facts, **measure(model, tokenizer, corpus),
                       "parameters": count_parameters(row.config), "seconds": seconds(),
-                      "machine": describe_machine(device), "command": command, **provenance(),
+                      "machine": records.describe_machine(device), "command": command,
+                      **records.provenance(),
                       "log": log}
-        add_json_line(out, result, RUN)
+        records.add_json_line(out, result, RUN)
         shutil.rmtree(run)
         return result
 
@@ -241,6 +239,8 @@ def read_task(name, scale, steps=None, sentences=None):
     size = replace(size, training=replace(size.training, steps=steps or size.training.steps),
                    sentences=sentences or size.sentences)
     corpus = load_corpus(name)
+    if not isinstance(corpus.train, list):
+        raise ValueError(f"{name} is too large to be held in memory: give a smaller corpus")
     if size.pairs:
         corpus.train = corpus.train[: size.pairs]
     corpus.valid, corpus.novel = corpus.valid[: size.sentences], corpus.novel[: size.sentences]
@@ -268,7 +268,8 @@ def sweep(name, out, work, scale="multi30k", names=None, seeds=3, device="cpu", 
     for number, (row, seed) in enumerate(tasks, 1):
         try:
             result = run_row(known[row], seed, corpus, tokenizer, out, work, device, command, **how)
-        except Timeout:  # another process is at it
+        except Timeout:
+            report(f"[{number}/{len(tasks)}] {row} seed {seed}: another process in {work}")
             continue
         results.append(result)
         report(f"[{number}/{len(tasks)}] {row} seed {seed}: perplexity {result['perplexity']:.2f}, "
@@ -327,7 +328,7 @@ def verdict(measured, band, printed, alike=0.0):
 # %% ../../notebooks/21_table3.ipynb #274c3d62
 def read_results(path):
     """All results of a sweep, a line each in the file `path`, as dicts by row and seed."""
-    return sorted(read_json_lines(path), key=lambda result: (result["row"], result["seed"]))
+    return sorted(records.read_json_lines(path), key=lambda line: (line["row"], line["seed"]))
 
 # %% ../../notebooks/21_table3.ipynb #274c7b82
 def compare(table_rows, results):

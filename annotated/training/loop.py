@@ -149,8 +149,10 @@ def validation_loss(model, pairs, max_tokens=4096, shared=False, loss=LabelSmoot
     return total / tokens
 
 # %% ../../notebooks/17_loop.ipynb #39584597
-def rehearse(model, pairs, criterion, config):
+def rehearse(model, pairs, criterion, config, resumed=False):
     """Run the largest batch forward and backward, with the memory set aside that is needed later.
+
+    resumed: whether Adam's running means are in memory already.
 
     Leaves random numbers and gradients as they were. Raises MemoryError if memory is too small.
     """
@@ -158,7 +160,8 @@ def rehearse(model, pairs, criterion, config):
     rows, width = largest_batch(pairs, config.max_tokens, model.config.d_model,
                                 PAD_TO_MULTIPLE.get(device.type, 1))
     try:
-        buffers = 2 + (world > 1)  # Adam's running means; what DistributedDataParallel sends
+        # Adam's running means; what DistributedDataParallel sends
+        buffers = 2 * (not resumed) + (world > 1)
         later = [torch.empty_like(weight) for weight in model.parameters() for _ in range(buffers)]
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             rows_here = -(-rows // (world * config.accumulate))
@@ -234,17 +237,20 @@ def train(model, train_pairs, valid_pairs, config, show_progress=True, run_folde
     ones, so far); gradient_norm (unclipped, mean since the last row); skipped (steps whose
     gradients were not finite). run_folder: for the log and checkpoints, with the `tokenizer`; the
     run resumes from the newest checkpoint, and SIGTERM, SIGHUP or Ctrl-C ends it with status 75.
-    report: called with each row and the speed; callbacks: in addition to the default ones. Sets the
-    global seed. All ranks call this. Raises ValueError for pairs that do not fit, a diverging loss,
-    the folder of another run and ranks that differ, MemoryError for a batch that is too large, and
-    OSError for a folder that cannot be written.
+    report: called with each row, without skipped, and the speed; callbacks: in addition to the
+    default ones. Sets the global seed. All ranks call this. Raises ValueError for pairs that do not
+    fit, a diverging loss, the folder of another run and ranks that differ, MemoryError for a batch
+    that is too large, and OSError for a folder that cannot be written.
     """
     train_arrays, valid_arrays = as_arrays(train_pairs), as_arrays(valid_pairs)
     check_fit(config.max_tokens, train_pairs=train_arrays, valid_pairs=valid_arrays)
+    if model.config.positions == "learned":
+        check_fit(model.config.max_length, "max_length", train_pairs=train_arrays,
+                  valid_pairs=valid_arrays)
     run = start_run(model, config, (train_pairs, valid_pairs), run_folder, tokenizer)
     loader = BatchLoader(train_arrays, config, run.device, run.position)
     criterion = loss(config.label_smoothing, model.config.pad_id, reduction="sum")
-    rehearse(model.train(), train_arrays, criterion, config)
+    rehearse(model.train(), train_arrays, criterion, config, bool(run.optimizer.state))
     network, optimizer, schedule = parallelize(model), run.optimizer, run.schedule
     valid_tokens = max(config.max_tokens // (ranks()[1] * config.accumulate), *valid_arrays.longest)
     callbacks = *callbacks, *default_callbacks(config, show_progress, run_folder, tokenizer, report)

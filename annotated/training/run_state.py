@@ -236,6 +236,9 @@ def resume_run(run, run_folder):
         raise ValueError(f"run folder {run_folder} was made with another {what} ({name} was "
                          f"{before!r:.40} and is now {now!r:.40}): resume with what it was made "
                          "with, or give a new run folder")
+    made, logged = progress["step"], progress["log"][-1]["step"] if progress["log"] else 0
+    if made > run.config.steps or logged < made == run.config.steps:
+        raise ValueError(f"the run in {run_folder} has made {made} updates: give more steps")
     run.model.load_state_dict(weights)
     run.optimizer.load_state_dict({**run.optimizer.state_dict(), "state": state})
     for name in SAVED:

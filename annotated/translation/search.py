@@ -185,7 +185,7 @@ def sample(model, source: Int[Tensor, "batch n"], temperature=1.0, top_k=None, t
 
     temperature: divides the logits; top_k: draw among the k most probable tokens; top_p: among the
     fewest tokens that together have this probability (Holtzman et al., 2020). Raises ValueError for
-    settings that leave nothing to draw.
+    settings that leave nothing to draw, and for logits that are NaN.
     """
     for name, value, fits in (("temperature", temperature, 1e-6 < temperature < 1e6),
                               ("top_k", top_k, top_k is None or top_k >= 1),
@@ -197,6 +197,8 @@ def sample(model, source: Int[Tensor, "batch n"], temperature=1.0, top_k=None, t
 
     def draw(logits):
         p, tokens = (logits.float() / temperature).softmax(dim=1).sort(dim=1, descending=True)
+        if p.isnan().any():
+            raise ValueError("the model's logits are NaN: look for weights that are not finite")
         if top_k is not None:
             p[:, top_k:] = 0.0
         if top_p is not None:

@@ -11,6 +11,7 @@ from helpers import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from test_batches import assert_same
+from test_cli import write_corpus
 
 from annotated.data import prepared as module
 from annotated.data.base_tokenizer import Tokenizer
@@ -231,12 +232,7 @@ def test_the_form_belongs_to_the_tokenizer_and_comes_back(corpus, tmp_path):
 
 def test_a_source_that_changed_is_prepared_anew(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    folder = tmp_path / "mine"
-    folder.mkdir()
-    for split in ("train", "valid"):
-        for side, language in enumerate(("en", "de")):
-            text = "".join(f"{pair[side]}\n" for pair in TEXTS)
-            (folder / f"{split}.{language}").write_text(text, encoding="utf-8")
+    folder = write_corpus(tmp_path / "mine", TEXTS)
     prepared = prepare_corpus(folder, tmp_path / "p", 300)
     assert prepare_corpus(folder, tmp_path / "p", 300).train.digest == prepared.train.digest
     assert prepare_corpus("~/mine", tmp_path / "q", 300).facts["sources"].keys() == {

@@ -12,6 +12,7 @@ from annotated.data.tokenizers import END, WordTokenizer
 from annotated.fast import engines
 from annotated.fast.engines import TOLERANCE, make_engine
 from annotated.model.feed_forward import PositionwiseFeedForward
+from annotated.training.builders import build_model
 from annotated.training.checkpoints import Checkpoint
 from annotated.translation.search import search
 
@@ -95,6 +96,13 @@ def test_a_sentence_beyond_the_table_of_positions_is_not_cut(saved):
     long = [[*range(4, 10)] * 100 + [END]]
     assert len(long[0]) > saved.model.config.max_length
     assert make_engine("ctranslate2", saved)(long) == search(saved.model, long)
+
+
+def test_an_empty_translation_stays_empty(saved):
+    model = build_model(saved.model.config, "marian-relu").eval()
+    model.embedding.weight.data[END, -1] = 100.0  # its bias
+    engine = make_engine("ctranslate2", Checkpoint(model, WORDS, saved.info))
+    assert engine.name == "ctranslate2" and engine(SOURCES) == [[]] * len(SOURCES)
 
 
 def without_ctranslate2(saved, precision):

@@ -280,6 +280,7 @@ def with_rms_norm():
      "norm_first=True cannot be exported, only False: .* post-norm"),
     *((partial(small_model, **{name: value}), BPE, f"{name}={value!r} cannot be exported")
       for name, value in (("positions", "learned"), ("d_k", 3), ("pad_id", 3))),
+    (partial(small_model, h=3, d_k=4, d_v=4), BPE, "h=3 cannot be exported: Marian's heads"),
     (with_rms_norm, BPE, "residual.0.norm, which is a RMSNorm.*Marian has no such"),
     (partial(torch.nn.Linear, 2, 2), BPE, "got Linear: give a Transformer"),
     (small_model, None, "a NoneType cannot be exported: Marian takes a WordTokenizer or"),

@@ -171,9 +171,8 @@ def small_sentence(draw):
     return Tree("S", (noun_phrase(False), Tree("VP", (verb, noun_phrase(False)))))
 
 
-@pytest.fixture(scope="module")
-def learned():
-    """(model, vocabulary, treebank): a parser of the small grammar, tested on other shapes."""
+def test_c30_the_unchanged_transformer_learns_trees_of_shapes_it_never_saw():
+    """A parser of the small grammar, tested on other shapes."""
     draw, shapes = random.Random(0), {}
     for tree in dict.fromkeys(small_sentence(draw) for _ in range(3000)):
         shapes.setdefault(tuple(linearize(tree)), []).append(tree)
@@ -188,11 +187,6 @@ def learned():
                               validate_every=800, label_smoothing=0.0)
     model, log, left_out = parsing.train_parser(treebank, vocabulary, config, training, False)
     assert left_out == 0 and log[-1]["step"] == 800
-    return model, vocabulary, treebank
-
-
-def test_c30_the_unchanged_transformer_learns_trees_of_shapes_it_never_saw(learned):
-    model, vocabulary, treebank = learned
     assert type(model) is Transformer and len(treebank.test) >= 50
     shapes = [{tuple(linearize(tree)) for tree in part} for part in (treebank.test, treebank.train)]
     assert not shapes[0] & shapes[1]

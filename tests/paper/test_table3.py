@@ -265,6 +265,9 @@ def test_sweep_refuses_results_of_another_configuration(swept, few, capsys):
             ({"sentences": 4}, "another data")):
         with pytest.raises(ValueError, match=message):
             again(few, folder, "base", **given)
+    (folder / "log.jsonl").write_text('{"step": 1}\n')
+    with pytest.raises(ValueError, match="log.jsonl holds other lines than results of vary"):
+        table3.sweep(few, folder / "log.jsonl", folder / "work", "toy", ["base"], 1)
     with pytest.raises(ValueError, match="no row F: there are base, A-h1"):
         again(few, folder, "base", "F")
     with pytest.raises(SystemExit) as ended:  # not a ValueError: that would be a traceback
@@ -288,7 +291,7 @@ def test_two_processes_share_a_sweep_and_not_a_run(few, tmp_path):
 
 
 def test_c29_kept_results_are_of_the_rows_as_the_code_has_them():
-    results = read_results(ROOT / "results" / "table3_multi30k.jsonl")
+    results = read_results(path := ROOT / "results" / "table3_multi30k.jsonl")
     assert len(results) >= 20
     (size,) = {result["model"]["vocab_size"] for result in results}
     known = {row.name: row for row in rows("multi30k", size)}
@@ -296,9 +299,9 @@ def test_c29_kept_results_are_of_the_rows_as_the_code_has_them():
     for result in results:
         row = known[result["row"]]
         assert result["model"] == dataclasses.asdict(row.config), result["row"]
-        # runs from before there were these had none
-        training = {"clip": 0.0, "patience": 0} | result["training"]
-        assert training == dataclasses.replace(row.training, seed=result["seed"]).facts()
+        training = dataclasses.replace(row.training, seed=result["seed"]).facts()
+        assert {"clip": 0.0, "patience": 0} | result["training"] == training
+        assert table3.finished_result(path, result | {"training": training}) == result  # goes on
         assert result["parameters"] == formula(row.config)
         assert result["decoding"] == table3.DECODING
         last, perplexity = result["log"][-1], pytest.approx(math.exp(result["loss"]))

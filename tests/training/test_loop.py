@@ -152,6 +152,8 @@ def test_pairs_that_cannot_be_used_are_refused_before_the_first_step(split):
         with pytest.raises(ValueError, match=message):
             train(model, config=QUICK, show_progress=False, **given)
     assert torch.equal(state(model), state(tiny()))
+    with pytest.raises(ValueError, match="more than max_length=4: raise max_length"):
+        train(tiny(positions="learned", max_length=4), PAIRS, PAIRS, QUICK, False)
 
 
 def test_a_run_that_diverges_says_so():

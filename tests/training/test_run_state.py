@@ -70,6 +70,12 @@ def test_a_run_of_version_0_1_0_goes_on(undisturbed, tmp_path):
     assert torch.equal(state(run(tmp_path / "run", seed=5)[1]), undisturbed.weights)
 
 
+def test_fewer_steps_than_were_made_are_refused(tmp_path):
+    run(tmp_path / "run", config=replace(LONG, steps=9))
+    with pytest.raises(ValueError, match="has made 9 updates: give more steps"):
+        run(tmp_path / "run", config=replace(LONG, steps=6))
+
+
 def test_a_folder_that_cannot_hold_a_run_is_named_at_once(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(FileExistsError, match="file"):

@@ -212,7 +212,7 @@ def test_scores_that_are_no_numbers_are_named():
     model = tiny()
     with torch.no_grad():
         model.decoder.layers[0].feed_forward.W_1.weight[0, 0] = math.nan
-    for decode in (beam_search, greedy_decode):
+    for decode in (beam_search, greedy_decode, sample):
         with pytest.raises(ValueError, match="are NaN: look for weights"):
             decode(model, torch.tensor([[4, 5, END]]))
 
