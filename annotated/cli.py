@@ -194,7 +194,8 @@ def _export(arguments):
         files.check_output(options.report)
     saved = load(options.model)
     source, target = saved.languages
-    ctranslate2.encode_sentences(saved.model, saved.tokenizer, sentences, source)  # or it refuses
+    # one that is too long is refused before anything is written
+    ctranslate2.encode_sentences(saved.model, saved.tokenizer, sentences, source)
     corpus = options.data or saved.info.get("corpus")
     folder = options.model or Path(files.__file__).parent / "book_model"
     weights = checkpoints.check_folder(folder)[checkpoints.WEIGHTS]

@@ -269,12 +269,8 @@ def parse(options, command):
     pairs = {name: value if getattr(options, name) is None else getattr(options, name)
              for name, value in preset[2].items()}
     if trained:
-        asked = options.sizes, options.training, pairs
+        asked = options.sizes, options.training, pairs | {"average": options.average}
         parsing.check_trained(options.out, asked, preset)
-        made = len(checkpoints.load_checkpoint(options.out).info.get("averaged", ()))
-        if options.average not in (None, made):
-            raise ValueError(f"{options.out} holds the mean of {made} checkpoints, not of "
-                             f"{options.average}: give another --out")
     else:
         parsing.save_parser(options.out, treebank, options.sizes, options.training, pairs,
                             options.average or 5, device, report=_reporter(),

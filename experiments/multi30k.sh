@@ -6,6 +6,7 @@ export OMP_NUM_THREADS=2
 source "$(dirname "$0")/environment.sh"
 model=_build/multi30k results=results/multi30k
 mkdir -p _build "$results"
-rm -rf "$model" "$results"/test.{json,txt}  # of another model
+rm -rf "$model"
 annotated train multi30k --out "$model" --precision bf16
+rm -f "$results"/test.{json,txt}  # of another model
 annotated score "$model" multi30k test "$results" --command "experiments/multi30k.sh"

@@ -21,8 +21,9 @@ mkdir -p "$results"
     --d-model 256 --d-ff 512 --h 4 --dropout 0.2 --vocab-size 6000 --precision bf16 \
     --steps 20000 --max-tokens 4096 --warmup 2000 --validate-every 500 --save-every 500 \
     --keep-last 40 --average 10
-[ "$results/curve.json" -nt "$work/model/manifest.json" ] || .venv/bin/python experiments/curve.py "$work/checkpoints" \
-    "$data" "$from" "$to" 2500 "$results/curve.json" "$command"
+[ "$results/curve.json" -nt "$work/model/manifest.json" ] || .venv/bin/python \
+    experiments/curve.py "$work/checkpoints" "$data" "$from" "$to" 2500 "$results/curve.json" \
+    "$command"
 trained="224,525 pairs: news-2008-2012, news-2015-2020, Tatoeba, Multi30k"
 rm -f "$results"/test.{json,txt}  # of another model
 annotated score "$work/model" "$data" test "$results" --beam 4 --alpha 0.6 --command "$command" \

@@ -35,4 +35,3 @@ def test_importing_loads_neither_torch_nor_any_module_and_a_star_all_names():
             "name.startswith('annotated') or name == 'torch')); from annotated import *; "
             "print(Transformer.__name__, load_corpus.__name__)")
     assert run_python(code, cwd=ROOT) == "['annotated']\nTransformer load_corpus\n"
-

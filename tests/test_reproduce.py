@@ -117,7 +117,7 @@ def test_parse_trains_scores_and_writes(tmp_path, monkeypatch, capsys):
     assert {name: counts[name] for name in list(counts)[2:]} == {"greedy": 6, **few}
     assert len(Path("parsed.trees").read_text().splitlines()) == 1
     assert parse("--sentences", 1)[1]["greedy"] == 1  # the model is there: scored, not trained
-    assert "of 2 checkpoints, not of 1:" in refused("parse", [*command, "--average", 1], capsys)
+    assert "with average 2, not 1: " in refused("parse", [*command, "--average", 1], capsys)
     assert Path("model/model.safetensors").read_bytes() == before
     valid, counts = parse("--split", "valid")
     assert counts["greedy"] == 1 and "scored on valid" in valid["data"]

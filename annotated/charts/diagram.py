@@ -81,7 +81,8 @@ def _ink(lit):
     names = set(PARTS) if lit is None else {lit} if isinstance(lit, str) else set(lit)
     unknown = sorted(names - set(PARTS), key=str)
     if unknown or not names:
-        raise ValueError(f"lit names {unknown or 'nothing'}: the parts are {', '.join(PARTS)}")
+        called = f" called {unknown}" if unknown else ""
+        raise ValueError(f"lit names no part{called}: the parts are {', '.join(PARTS)}")
 
     def ink(parts, name):
         if not names & set(parts.split()):

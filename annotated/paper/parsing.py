@@ -331,7 +331,8 @@ def check_trained(folder, asked, preset):
     if not {"training", "pairs", "vocabulary"} <= saved.info.keys():
         raise ValueError(f"{folder} holds no parser: give another --out")
     before = asdict(saved.model.config) | saved.info["training"] | saved.info["pairs"]
-    asked, preset = (asdict(sizes) | asdict(training) | pairs
+    before["average"] = len(saved.info.get("averaged", ()))
+    asked, preset = ({"average": None} | asdict(sizes) | asdict(training) | pairs
                      for sizes, training, pairs in (asked, preset))
     for name in sorted(asked.keys() - {"vocab_size", "keep_last"}):
         trained = before.get(name, preset[name])  # earlier parsers know of fewer settings
@@ -367,5 +368,4 @@ def score_parser(folder, treebank, device="cpu", prepare=Transformer.eval, **how
         "malformed": dict(reasons.most_common(8)),
         "parameters": sum(weight.numel() for weight in model.parameters()),
         "model": asdict(saved.model.config), **{name: saved.info[name] for name in kept},
-        "scoring_seconds": round(time.time() - start), **results.provenance(),
-    }, trees
+        "scoring_seconds": round(time.time() - start), **results.provenance()}, trees

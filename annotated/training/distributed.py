@@ -72,7 +72,7 @@ def choose_device(name):
     alone = int(os.environ.get("WORLD_SIZE", 1)) == 1
     name = best.type if best is not None and (alone or best.type != "mps") else "cpu"
     if int(os.environ.get("RANK", 0)) == 0:
-        print(f"The device is {name}; name another to choose it.", file=sys.stderr)
+        print(f"The device is {name}; choose another by --device.", file=sys.stderr)
     return name
 
 # %% ../../notebooks/87_distributed.ipynb #e97ed3cc

@@ -33,7 +33,7 @@ def test_the_best_device_is_chosen_and_named_once(monkeypatch, capsys, there, pr
     for rank in reversed(range(processes)):
         monkeypatch.setenv("RANK", str(rank))
         assert distributed.choose_device("auto") == best
-        message = f"The device is {best}; name another to choose it.\n" if rank == 0 else ""
+        message = f"The device is {best}; choose another by --device.\n" if rank == 0 else ""
         assert capsys.readouterr() == ("", message)
     for name in ("cpu", "cuda:1", "mps", "abacus"):
         assert (distributed.choose_device(name), *capsys.readouterr()) == (name, "", "")

@@ -216,4 +216,3 @@ def test_a_sentence_without_a_letter_in_common_is_scored():
     chrf = sacrebleu.corpus_chrf(hypotheses, [references])
     assert report["chrf"].score == pytest.approx(chrf.score)
     assert 0 <= report["chrf"].low < chrf.score < report["chrf"].high <= 100
-
