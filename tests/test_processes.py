@@ -130,21 +130,23 @@ def launch_two(*command):
                    RANK=str(rank), LOCAL_RANK=str(rank), **both) for rank in range(2)]
 
 
-def meeting(start, folder, limit=60):
-    """What `start()` returns, processes whose two workers have met.
+def meeting(start, folder, limit=60, met=None):
+    """What `start()` returns, processes whose two workers have met, which `met(processes)` tells.
 
     Where the first handshake is lost, which gloo does not notice before its time limit, they are
     started again.
     """
+    met = met or (lambda _: len(list(folder.parent.glob(f"{folder.name}*.met"))) == 2)
     for _ in range(4):
         started, deadline = start(), time.time() + limit
         both = started if isinstance(started, list) else [started]
-        while time.time() < deadline and all(process.poll() is None for process in both):
-            if len(list(folder.parent.glob(f"{folder.name}*.met"))) == 2:
+        while time.time() < deadline:
+            if met(both):
                 return started
             time.sleep(0.02)
         for process in both:
-            os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
         for process, _ in lives(folder).values():  # torchrun gives its workers groups of their own
             with contextlib.suppress(ProcessLookupError):
@@ -242,9 +244,11 @@ def test_a_rank_with_another_corpus_ends_all_with_the_same_message(place):
         write_corpus(place / f"corpus{rank}", [("a dog", f"ein {word}"), ("the dog", "der Hund")])
     options = ("--N 1 --d-model 16 --d-ff 16 --h 2 --steps 2 --max-tokens 64 --tokenizer words "
                "--source en --target de").split()
-    run = launch_two("-m", "annotated", "train", place / "corpus{rank}", "--out", place / "never",
-                     *options)
-    for status, errors in [end(process, limit=120) for process in run]:
+    command = ["-m", "annotated", "train", place / "corpus{rank}", "--out", place / "never",
+               *options]
+    run = meeting(lambda: launch_two(*command), place / "never",
+                  met=lambda both: all(process.poll() is not None for process in both))
+    for status, errors in map(end, run):
         assert status == 2 and "error: rank 1 has another " in errors
         assert "give all processes the same" in errors
     assert not (place / "never").exists()
