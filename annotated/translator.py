@@ -44,14 +44,18 @@ def split_text(text, fits):
 def decode_parts(saved, sentences, decode, max_tokens):
     """A list for each sentence: (text, ids with END, output of `decode`) of its parts; [] if blank.
 
-    A sentence longer than `max_length` has several parts; standard error names it.
+    A sentence longer than `max_length` has several parts, and standard error names it. If it begins
+    with the code of a target language, such as `>>deu<<` for Marian, all of them do.
     """
     limit, parts = saved.model.config.max_length, []
     encode = partial(encode_texts, tokenizer=saved.tokenizer, language=saved.languages[0])
     for sentence, ids in zip(sentences, encode(sentences), strict=True):
         texts, sources = [sentence], [ids]
         if len(ids) > limit:
-            texts = split_text(sentence, lambda text: len(encode([text])[0]) <= limit)
+            code = re.match(">>.*?<< *|", sentence)[0]
+            texts = [code + part for part in split_text(
+                sentence.removeprefix(code),
+                lambda part, code=code: len(encode([code + part])[0]) <= limit)]
             sources = encode(texts)
             ends = len(list(filter(None, _SENTENCE_ENDS.split(sentence))))
             print(f"{sentence[:40]!r} … has {len(ids)} tokens, and max_length is {limit}: it is "
@@ -124,7 +128,7 @@ class Translator(Checkpoint):
         translations = list(self.stream([sentences] if alone else sentences, **options))
         return translations[0] if alone else translations
 
-    def stream(self, sentences, beam=4, alpha=0.6, engine="torch", precision="fp32", n_best=None,
+    def stream(self, sentences, beam=1, alpha=0.6, engine="torch", precision="fp32", n_best=None,
                attention=False, block=10_000):
         """Yield a translation of each sentence (6.1); `block` of them are in memory at a time.
 

@@ -19,7 +19,7 @@ from annotated.fast.engines import make_engine
 from annotated.model.multi_head import record_attention
 from annotated.training.checkpoints import save_checkpoint
 from annotated.translation.search import beam_search, translate
-from annotated.translator import Translator, load, split_text
+from annotated.translator import Translator, decode_parts, load, split_text
 
 pytestmark = pytest.mark.usefixtures(one_thread.__name__)
 WORDS = WordTokenizer.fit(TEXTS)
@@ -123,9 +123,12 @@ def test_a_long_line_is_split_at_the_ends_of_its_sentences_and_nothing_is_lost(m
     if parts == 3:
         translations = translator.translate(several)
         assert translator.translate(LONG) == " ".join(translations)
-        assert translate(several, translator.model, WORDS, beam=4) == translations
+        assert translate(several, translator.model, WORDS) == translations
         translator.info["target_language"] = "ja"  # which has no spaces
         assert translator.translate(LONG) == "".join(translations)
+    if most == 14:  # which the words of the code fit in, too
+        (found,) = decode_parts(translator, [f">>deu<< {LONG}"], lambda sources: sources, 4096)
+        assert [text for text, *_ in found] == [f">>deu<< {sentence}" for sentence in several]
 
 
 @examples(100)
@@ -204,5 +207,5 @@ def test_the_command_and_the_library_translate_as_they_are_told(
     main(["translate", "--model", folder,
           *(word for name, value in options.items() for word in (f"--{name}", str(value)))])
     assert capsysbinary.readouterr().out.decode() == "".join(f"{line}\n" for line in expected)
-    assert translator.translate(LINES, **{"beam": 1, **options}) == expected
+    assert translator.translate(LINES, **options) == expected
     assert len(set(expected)) > 3
