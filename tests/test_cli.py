@@ -362,6 +362,7 @@ def test_export_exports_checks_and_brings_back(checkpoint, capsys):
     assert report == json.loads(capsys.readouterr().out)
     assert report["passed"] and report["sentences"] == report["same greedy output"] == 2
     assert report["trained on"] == "pairs" and "--limit 2" in report["command"]
+    assert report["command"].startswith("annotated export checkpoint --out hf ")
     assert report["versions"]["torch"] == torch.__version__.split("+")[0]
     assert ("- Trained on: pairs\n- Score: BLEU 12.35 on pairs test, greedy\n"
             "- Signature of the score: `s|t`\n") in Path("hf/README.md").read_text()

@@ -47,11 +47,11 @@ def test_words_are_counted_in_any_script(text, words):
 def test_cleaning_counts_what_it_drops_and_keeps_the_order():
     good = [(f"word {n}", f"Wort {n}") for n in range(100)]
     noise = [("", "leer")] * 3 + [("a b c d", "e")] * 5 + [("same", "same")] * 7
-    noise += [("bad\ufffd", "gut")] * 11
+    noise += [("bad\ufffd", "gut")] * 11 + [("a " * 251, "b " * 240)]
     mixed = [pair for n in range(100) for pair in [good[n], *noise[n : n + 1]]]
     counts = {}
     assert list(clean_pairs(mixed, counts)) == good
-    assert counts == {"kept": 100, "empty": 3, "ratio": 5, "copied": 7, "broken": 11}
+    assert counts == {"kept": 100, "empty": 3, "ratio": 5, "copied": 7, "broken": 11, "overlong": 1}
     assert list(clean_pairs(good, {}, max_length=1)) == []
     assert len(list(clean_pairs(noise, {}, max_ratio=4))) == 5
 
