@@ -4,7 +4,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import nbformat
 import pytest
 import torch
 from hypothesis import settings
@@ -76,6 +75,8 @@ def random_mask(*shape, seed=2, share=0.7):
 
 def cells(path):
     """The cells of a stored page."""
+    import nbformat  # which takes two seconds that processes of training do not need
+
     return nbformat.read(path, as_version=4).cells
 
 
