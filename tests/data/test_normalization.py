@@ -79,3 +79,5 @@ def test_moses_tokens_are_joined_on_the_way_out():
     assert form("Two dogs, „both red“ run.", "en") == 'two dogs , " both red " run .'
     assert form.undo("zwei hunde , einer rot , laufen .") == "zwei hunde, einer rot, laufen."
     assert form("it's the dog's", "en-GB") == form("it's the dog's", "en") == "it 's the dog 's"
+    for languages, text in (({}, "it 's"), ({"languages": ("fr", "en")}, "it' s")):
+        assert Normalizer(moses=True, **languages)("it's") == text, "not the source's by default"

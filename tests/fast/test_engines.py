@@ -82,13 +82,14 @@ def test_a_long_source_is_read_whole(tmp_path, monkeypatch):
     assert ours != score([*source[:-2], 8, 9, END], [4, 5, END])
 
 
-def test_what_ctranslate2_reads_is_made_once_and_anew_for_other_weights(saved, monkeypatch):
+def test_what_ctranslate2_reads_is_made_once_and_anew_for_other_weights_or_bits(saved, monkeypatch):
     made, export = [], engines.export_to_ctranslate2
     monkeypatch.setattr(engines, "export_to_ctranslate2",
                         lambda *given: made.append(1) or export(*given))
-    for change, times in ((0.0, 1), (0.0, 1), (0.1, 2)):
+    for change, precision, times in ((0, "fp32", 1), (0, "fp32", 1), (0.1, "fp32", 2),
+                                     (0, "int8", 3)):
         saved.model.encoder.layers[0].feed_forward.W_1.bias.data += change
-        make_engine("ctranslate2", saved)
+        make_engine("ctranslate2", saved, precision)
         assert len(made) == times
 
 
