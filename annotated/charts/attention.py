@@ -70,8 +70,7 @@ def _draw_panels(panels, keys, queries, labels, top, title, titles, columns):
     cell = min(0.34, (6.0 / columns - 0.25) / len(keys))
     size = _font_size(cell, 5.5, 36)
     height = rows * (cell * len(queries) + 0.3) + 0.0075 * size * max(map(len, keys)) + 0.75
-    figure, grid = plt.subplots(rows, columns, squeeze=False, sharex=True, sharey=True,
-                                figsize=(6.6, height))
+    figure, grid = plt.subplots(rows, columns, squeeze=False, figsize=(6.6, height))
     for i, ax in enumerate(grid.flat):
         if i >= len(panels):
             ax.axis("off")
