@@ -364,8 +364,9 @@ def test_export_exports_checks_and_brings_back(checkpoint, capsys):
     assert report["trained on"] == "pairs" and "--limit 2" in report["command"]
     assert report["command"].startswith("annotated export checkpoint --out hf ")
     assert report["versions"]["torch"] == torch.__version__.split("+")[0]
+    card = Path("hf/README.md").read_text()
     assert ("- Trained on: pairs\n- Score: BLEU 12.35 on pairs test, greedy\n"
-            "- Signature of the score: `s|t`\n") in Path("hf/README.md").read_text()
+            "- Signature of the score: `s|t`\n") in card and "# Transformer, en to fr\n" in card
     assert run("export", "--back", "hf", "--out", "again") == 0
     again = load_checkpoint("again")
     assert again.info == {"source_language": "en", "target_language": "fr"}

@@ -63,7 +63,8 @@ def test_a_missing_library_is_named(tmp_path, monkeypatch):
                                       (tarfile.LNKTYPE, "b.en"), (tarfile.FIFOTYPE, "")])
 def test_a_member_that_is_no_file_is_refused(tmp_path, kind, to):
     member = special("a.en", kind, to)
-    (tmp_path / "a.tgz").write_bytes(tar({"b.en": b"text\n", "a.en": member}))
+    (tmp_path / "a.tgz").write_bytes(tar({"./b.en": b"text\n", "a.en": member}))
+    assert list(stream_lines(tmp_path / "a.tgz", "b.en")) == ["text"]
     with pytest.raises(ValueError, match=r"a\.tgz holds no file a\.en"):
         list(stream_lines(tmp_path / "a.tgz", "a.en"))
 
@@ -112,15 +113,15 @@ def test_bytes_reach_the_disk_before_the_name(tmp_path, monkeypatch):
 
 
 def test_a_folder_appears_whole_or_not_at_all(tmp_path):
-    with whole_folder(tmp_path / "new" / "folder") as part:
+    with whole_folder(tmp_path / "new" / "deep" / "folder") as part:
         (part / "file").write_bytes(b"text")
-        assert not (tmp_path / "new" / "folder").exists()
-    assert (tmp_path / "new" / "folder" / "file").read_bytes() == b"text"
+        assert not (tmp_path / "new" / "deep" / "folder").exists()
+    assert (tmp_path / "new" / "deep" / "folder" / "file").read_bytes() == b"text"
     with pytest.raises(RuntimeError), whole_folder(tmp_path / "other") as part:
         (part / "file").write_bytes(b"half")
         raise RuntimeError
     exists = pytest.raises(FileExistsError, match="folder exists already")
-    with exists, whole_folder(tmp_path / "new" / "folder"):
+    with exists, whole_folder(tmp_path / "new" / "deep" / "folder"):
         pass
     for theirs in ("late/theirs", "empty"):
         name, faster = theirs.split("/")[0], "another process was faster"
@@ -132,12 +133,12 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path):
 
 
 def test_json_is_readable_and_whole(tmp_path):
-    files.write_json(tmp_path / "new" / "a.json", {"ü": [1, None]})
-    written = (tmp_path / "new" / "a.json").read_text(encoding="utf-8")
-    assert written == '{\n "ü": [\n  1,\n  null\n ]\n}\n'
+    path = tmp_path / "new" / "deep" / "a.json"
+    files.write_json(path, {"ü": [1, None]})
+    assert path.read_text(encoding="utf-8") == '{\n "ü": [\n  1,\n  null\n ]\n}\n'
     with pytest.raises(TypeError):
-        files.write_json(tmp_path / "new" / "a.json", {1, 2})
-    assert '"ü"' in (tmp_path / "new" / "a.json").read_text("utf-8") and left_over(tmp_path) == []
+        files.write_json(path, {1, 2})
+    assert '"ü"' in path.read_text(encoding="utf-8") and left_over(path.parent) == []
 
 
 @pytest.mark.parametrize("data, lines", [
