@@ -17,6 +17,7 @@ def test_help_says_what_every_field_means(monkeypatch, capsys):
             cli.main([command, "--help"])
         text = capsys.readouterr().out
         assert stopped.value.code == 0 and max(map(len, text.splitlines()[1:])) <= 100
+        assert text.startswith(f"usage: annotated {command} [")
         lines = [" ".join(line.strip("│ ").split()) for line in text.splitlines()]
         options = [line for line in lines if line.startswith("--")]
         assert len(options) >= 2
