@@ -112,7 +112,7 @@ def _draw_symbols(ax, ink):
         for (row, column), seen in np.ndenumerate(allowed):
             ax.add_patch(Rectangle((50.5 + 1.5 * column, bottom + 1.5 * (3 - row)), 1.5, 1.5,
                                    facecolor=dark if seen else "white", edgecolor=edge,
-                                   linewidth=0.6, zorder=4, gid="transformer masking"))
+                                   linewidth=0.6, zorder=4))
 
 # %% ../../notebooks/74_diagram.ipynb #3f723096
 def model_diagram(lit=None, ax=None):

@@ -144,7 +144,9 @@ def test_a_signal_saves_and_the_run_goes_on_bit_for_bit(name, undisturbed, tmp_p
     with pytest.raises(SystemExit) as stopped:
         run(tmp_path / "run", hook=interrupt(STEP_4, number))
     assert stopped.value.code == INTERRUPTED and signal.getsignal(number) is before
-    assert "interrupted after step 4: the checkpoint is saved" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "interrupted after step 4: the checkpoint is saved" in told
+    assert ("press Ctrl-C again to end at once" in told) == (name == "SIGINT")
     assert names(tmp_path / "run") == ["step-00000003", "step-00000004"]
     log, model = run(tmp_path / "run", seed=5)
     assert digests(tmp_path / "run") == undisturbed.digests and log == undisturbed.log

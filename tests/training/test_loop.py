@@ -20,6 +20,7 @@ from annotated.data.tokenizers import BEGIN, END, PAD, WordTokenizer
 from annotated.model.transformer import TransformerConfig
 from annotated.training import loader, loop, run_state
 from annotated.training.callbacks import Callback
+from annotated.training.checkpoints import load_checkpoint, run_checkpoints
 from annotated.training.label_smoothing import LabelSmoothingLoss
 from annotated.training.loader import BatchLoader
 from annotated.training.loop import TrainingConfig, encode_pairs, train, train_on, validation_loss
@@ -270,6 +271,8 @@ def test_pairs_on_the_disk_train_as_the_list_does_and_few_of_them_are_read(tmp_p
         logs.append(train(random_model(len(tokenizer)), pairs, memory[:4], QUICK, False,
                           tmp_path / str(number), tokenizer))
     assert logs[0] == logs[1] and 0 < len(read) < 80
+    kept = load_checkpoint(run_checkpoints(tmp_path / "1")[-1]).tokenizer
+    assert kept.as_dict() == tokenizer.as_dict()
 
 
 def test_train_on_names_the_split_that_is_too_small_and_seeds_the_first_weights():
