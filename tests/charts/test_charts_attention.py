@@ -40,6 +40,7 @@ def test_heatmap_draws_every_head_in_order_under_one_scale():
                                          columns=2)
     named = [(ax.get_xlabel(), ax.get_ylabel()) for ax in figure.axes if ax.images][:5]
     assert named == [("key", "query"), ("key", ""), ("", "query"), ("", ""), ("", "query")]
+    assert attention.attention_heatmap({"one": WEIGHTS}, KEYS, QUERIES).get_title("left") == "one"
 
 
 def test_heatmap_is_as_dark_as_its_largest_weight_only_on_request():
