@@ -242,12 +242,6 @@ def test_rounds_on_a_machine_that_stays_busy_come_to_an_end():
     assert visits == {"a": []} and lost == 6
 
 
-def test_slow_ones_are_visited_once():
-    visits, _ = harness.run_rounds("ab", lambda name: {"seconds": 50.0 if name == "b" else 0.0},
-                                   lambda: True, seconds=100, max_rounds=5)
-    assert [len(visits[name]) for name in "ab"] == [5, 1]
-
-
 # -- load ------------------------------------------------------------------------------------------
 
 

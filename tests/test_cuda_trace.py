@@ -72,14 +72,3 @@ def test_greedy_decoding_waits_a_few_times_a_token(traces):
     for trace in (traces["greedy, plain"], traces["greedy, prepared, bf16"]):
         first, *rest = trace["waits"]
         assert len(rest) == 3 and max(rest) <= TOKEN_WAITS, trace["lines"]
-
-
-def test_the_table_of_results_has_the_figures_of_the_file():
-    facts = json.loads((ROOT / "results" / "cuda_trace.json").read_text(encoding="utf-8"))
-    table = (ROOT / "results" / "README.md").read_text(encoding="utf-8").splitlines()
-    row = next(line for line in table if "./cuda_trace.json" in line)
-    for when in {"before", "after"} & facts.keys():
-        stored = facts[when]["traces"]
-        waits, launches = stored[FOLLOWED]["waits"], stored[LARGE]["launches"][-1]
-        assert f"{when}: the host waits {sum(waits)} times in {len(waits)} steps" in row
-        assert f"launches {launches:,} operations" in row

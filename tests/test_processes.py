@@ -147,13 +147,13 @@ def meeting(start, folder, limit=60, met=None):
         for process in both:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
+            _, errors = process.communicate()
         for process, _ in lives(folder).values():  # torchrun gives its workers groups of their own
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
         for note in folder.parent.glob(f"{folder.name}*.[01].*"):
             note.unlink()
-    pytest.fail("two processes on this machine could not meet")
+    pytest.fail(f"two processes on this machine could not meet: {errors[-2000:]}")
 
 
 def end(process, limit=240):

@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import sacrebleu
@@ -42,16 +43,10 @@ def check_score(folder, outputs, references):
 def test_score_measures_what_translate_writes(trained, tmp_path, monkeypatch):
     sources, references = (list(side) for side in zip(*TEXTS, strict=True))
     outputs = translate(sources, trained.model, trained.tokenizer, "en", beam=2, alpha=0.5)
-    given, encode, languages = ("own", "test"), loop.encode_pairs, []
-
-    def encode_pairs(pairs, tokenizer, source="en", target="de"):
-        languages.append((source, target))
-        return encode(pairs, tokenizer, source, target)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(loop, "encode_pairs", encode_pairs)
+    given = "own", "test"
+    with mock.patch.object(loop, "encode_pairs", wraps=loop.encode_pairs) as encode:
         run("score", "model", *given, "results", "--beam", 2, "--alpha", 0.5)
-    assert languages == [("en", "de")]
+    assert encode.call_args.args[2:] == ("en", "de")
     facts, losses = check_score("results", outputs, references), []
     for source, target in loop.encode_pairs(TEXTS, trained.tokenizer):
         rows = torch.tensor([[*source, END]]), torch.tensor([[BEGIN, *target]])

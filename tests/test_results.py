@@ -70,18 +70,6 @@ def test_the_table_has_the_toy_scores_of_the_file():
     assert f"{facts['training']['steps']:,} updates" in row
 
 
-def test_every_row_of_the_record_was_scored_as_was_chosen_on_val():
-    chosen = read_json(ROOT / "results/multi30k_choices.json")["choices"]
-    best = max(chosen, key=lambda choice: choice["bleu"])
-    record = read_json_lines(ROOT / "results/multi30k_record.jsonl")
-    scored = [run for run in record if run["split"] == "test"]
-    assert scored
-    for facts in scored:
-        assert facts["decoding"] == f"beam {best['beam']}, alpha {best['alpha']}"
-        assert len(facts["averaged_checkpoints"]) == best["checkpoints"]
-        assert facts["sentences"] == 1000
-
-
 def test_a_line_that_is_no_json_is_named(tmp_path):
     (tmp_path / "log.jsonl").write_text('{"step": 1}\n{"step"\n')
     with pytest.raises(ValueError, match=r"log\.jsonl, line 2 is no JSON"):
