@@ -44,15 +44,15 @@ def split_text(text, fits):
 def decode_parts(saved, sentences, decode, max_tokens):
     """A list for each sentence: (text, ids with END, output of `decode`) of its parts; [] if blank.
 
-    A sentence longer than `max_length` has several parts, and standard error names it. If it begins
-    with the code of a target language, such as `>>deu<<` for Marian, all of them do.
+    A sentence longer than `max_length` has several parts, each with the sentence's `prefix`, and
+    standard error names it.
     """
     limit, parts = saved.model.config.max_length, []
     encode = partial(encode_texts, tokenizer=saved.tokenizer, language=saved.languages[0])
     for sentence, ids in zip(sentences, encode(sentences), strict=True):
         texts, sources = [sentence], [ids]
         if len(ids) > limit:
-            code = re.match(">>.*?<< *|", sentence)[0]
+            code = saved.tokenizer.prefix(sentence)
             texts = [code + part for part in split_text(
                 sentence.removeprefix(code),
                 lambda part, code=code: len(encode([code + part])[0]) <= limit)]

@@ -109,7 +109,7 @@ LONG = "the dog sleeps . a cat sleeps . the cat sees a dog ."
 
 
 @pytest.mark.parametrize("most, parts", [(15, 1), (14, 3), (7, 3), (6, 4), (3, 8)])
-def test_a_long_line_is_split_at_the_ends_of_its_sentences_and_nothing_is_lost(most, parts, capsys):
+def test_a_long_line_is_split_at_sentence_ends_and_keeps_all(most, parts, capsys, monkeypatch):
     model = random_model(len(WORDS), seed=2, positions="learned", max_length=most).eval()
     translator, several = Translator(model, WORDS), LONG.replace(" . ", " .\n").split("\n")
     tokens = len(WORDS.encode(LONG, "en")) + 1
@@ -126,9 +126,10 @@ def test_a_long_line_is_split_at_the_ends_of_its_sentences_and_nothing_is_lost(m
         assert translate(several, translator.model, WORDS) == translations
         translator.info["target_language"] = "ja"  # which has no spaces
         assert translator.translate(LONG) == "".join(translations)
-    if most == 14:  # which the words of the code fit in, too
-        (found,) = decode_parts(translator, [f">>deu<< {LONG}"], lambda sources: sources, 4096)
-        assert [text for text, *_ in found] == [f">>deu<< {sentence}" for sentence in several]
+    if most == 14:  # which the words of a code fit in, too
+        monkeypatch.setattr(WORDS, "prefix", lambda text: ">>deu<<")
+        (found,) = decode_parts(translator, [f">>deu<<{LONG}"], lambda sources: sources, 4096)
+        assert [text for text, *_ in found] == [f">>deu<<{sentence}" for sentence in several]
 
 
 @examples(100)

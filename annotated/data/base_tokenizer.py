@@ -89,6 +89,10 @@ class Tokenizer(Vocabulary, ABC):
         """The words of texts that become UNKNOWN, each once; [] where every text is known."""
         return []
 
+    def prefix(self, text):
+        """What each part of a split text has to begin with; "" unless there is such a code."""
+        return ""
+
     def normalized(self, texts, language=None):
         """The texts as a list, each in the form that the tokenizer knows; errors as `encode`."""
         return [self.normalizer(text, language) for text in check_texts(texts)]

@@ -114,6 +114,10 @@ class MarianTokenizer(Tokenizer):
         self.table = [*SPECIAL_PIECES, *pieces]
         self.ids = {piece: index for index, piece in enumerate(self.table) if index > UNKNOWN}
 
+    def prefix(self, text):
+        """The code of a target language that a text begins with, or ""."""
+        return re.match(">>.*?<<|", text)[0]
+
     def normalized(self, texts, language=None):
         return check_texts(texts)
 
@@ -123,7 +127,7 @@ class MarianTokenizer(Tokenizer):
             raise ValueError(f"language {language!r} is not one of this tokenizer's: give one of "
                              f"{', '.join(map(str, self.languages))}")
         processor, texts = self.processors[language == self.languages[1]], check_texts(texts)
-        codes = [re.match(">>.*?<<|", text)[0] for text in texts]
+        codes = list(map(self.prefix, texts))
         rest = [text.removeprefix(code) for text, code in zip(texts, codes, strict=True)]
         return [[self.ids.get(piece, UNKNOWN) for piece in [code] * bool(code) + pieces]
                 for code, pieces in zip(codes, processor.encode(rest, out_type=str), strict=True)]

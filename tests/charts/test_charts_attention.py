@@ -36,8 +36,7 @@ def test_heatmap_draws_every_head_in_order_under_one_scale():
         assert ax.images[0].get_clim() == (0, 1)
         assert ax.get_title() == title and ax.get_xlabel() == "source (key)"
     assert labels(panels[0].yaxis) == QUERIES and labels(panels[1].xaxis) == KEYS
-    figure = attention.attention_heatmap({str(i): HEADS[0] for i in range(5)}, KEYS, QUERIES,
-                                         columns=2)
+    figure = attention.attention_heatmap([HEADS[0]] * 5, KEYS, QUERIES, columns=2)
     named = [(ax.get_xlabel(), ax.get_ylabel()) for ax in figure.axes if ax.images][:5]
     assert named == [("key", "query"), ("key", ""), ("", "query"), ("", ""), ("", "query")]
     assert attention.attention_heatmap({"one": WEIGHTS}, KEYS, QUERIES).get_title("left") == "one"
