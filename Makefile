@@ -15,7 +15,7 @@ NO_BROWSER := --ignore-glob='*/test_site*.py' --ignore=tests/test_live.py  # the
 export PYTHONDONTWRITEBYTECODE :=  # images often set it: each of hundreds of processes would then compile the sources of torch anew, in three seconds
 
 help:  ## show the targets
-	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "%-14s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: .venv/ready  ## make the environment in .venv (done by the other targets when needed)
 

@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -166,7 +167,7 @@ class WorkerPool:
         much.
         """
         worker, (count, _) = self.replicas[key][0], setting
-        if count > 1 and key[0] not in workloads.INTERNAL_WORKERS:
+        if count > 1 and key[0].partition("@")[0] not in workloads.INTERNAL_WORKERS:
             reply = self.catch_failure(
                 key, lambda: self.measure_replicas(key, count, warmup, request))
         else:
@@ -388,8 +389,8 @@ def main(arguments=None):
               file=sys.stderr)
         return 3
     (BUILD / "workers.log").unlink(missing_ok=True)
-    results = {"command": " ".join(["python -m benchmarks",
-                                    *(sys.argv[1:] if arguments is None else arguments)]),
+    results = {"command": shlex.join(["python", "-m", "benchmarks",
+                                      *(sys.argv[1:] if arguments is None else arguments)]),
                "machine": machine_info(options),
                "metric": "seconds of wall clock of each timed run; tokens are "
                "real target tokens (training), generated tokens of the best hypothesis "

@@ -101,7 +101,8 @@ def numbers_in_memory(point):
 def measure_request(point, system, threads):
     """Return the request that makes a worker do the work of a point once, or its share of it.
 
-    The setting is the one that the runs of `make bench` found best.
+    Ours and JoeyNMT take all threads, CTranslate2 the setting that the runs of `make bench` found
+    best.
     """
     setting = (1, threads)
     if point.axis == "workers":
@@ -167,6 +168,9 @@ def main(arguments=None):
     result = json.loads(options.out.read_text()) if options.out.exists() else {
         "command": "python -m benchmarks.growth", "machine": machine_info(options), "seed": 0,
         "data": "random ids", "metric": metric, "size": asdict(SIZE), **provenance(), "points": []}
+    here = machine_info(options)
+    if any(result["machine"][name] != here[name] for name in here if name != "memory"):
+        sys.exit(f"{options.out} is of another machine or number of threads: give another --out")
     # what failed, or was disturbed, is measured again
     result["points"] = [p for p in result["points"] if p["foreign"] <= MAX_LOAD
                         and not any("failed" in row for row in p["systems"])]

@@ -9,6 +9,7 @@ of JoeyNMT.
 
 import argparse
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -63,7 +64,7 @@ def main():
     parser.add_argument("--out", type=Path, default="results/profile.json")
     options = parser.parse_args()
     BUILD.mkdir(parents=True, exist_ok=True)
-    result = {"command": " ".join(["python -m benchmarks.profile", *sys.argv[1:]]),
+    result = {"command": shlex.join(["python", "-m", "benchmarks.profile", *sys.argv[1:]]),
               "machine": machine_info(options), "seed": 0,
               "data": f"random ids, {options.tokens:,} target tokens a step, {options.size}, bf16",
               "metric": "seconds per step by kind of operation of the host, self time, of all "

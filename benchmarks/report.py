@@ -35,8 +35,8 @@ def succeeded(cell):
 
 
 def is_ours(row):
-    """Whether a row is of this library."""
-    return row["system"].startswith("annotated")
+    """Whether a row is of this library, as it is now: "annotated@REVISION" was earlier."""
+    return row["system"].startswith("annotated") and "@" not in row["system"]
 
 
 def fastest(cell, systems):
@@ -156,9 +156,10 @@ def cell_table(cell, rates):
         if "failed" in row:
             lines.append(f"| {row['name']} | failed: {row['failed']} |" + " |" * (len(heads) - 2))
             continue
+        base, _, revision = row["system"].partition("@")  # an earlier one is compared with itself
         ours = max((other for other in succeeded(cell)
-                    if is_ours(other) and other["precision"] == row["precision"]),
-                   key=throughput, default=None)
+                    if is_ours(other) and other["precision"] == row["precision"]
+                    and (not revision or other["system"] == base)), key=throughput, default=None)
         ratio = "{:.2f} ({:.2f}–{:.2f})".format(*speedup(ours, row)) if ours else ""
         most = max_throughput(cell, row, rates) if rates else None
         peak = f"{row['peak'] / 2**20:,.0f}" if row.get("peak") else ""

@@ -13,6 +13,7 @@ from .workloads import MFU, PEAK_MEMORY, PYTORCH, SPEEDUP, TARGETS, find_target
 DISPLAY_NAMES = {"torch": "`torch.nn.Transformer`", "marian": "MarianMT",
                  "x-transformers": "x-transformers", "joeynmt": "JoeyNMT",
                  "ctranslate2": "CTranslate2"}
+DECODERS = ("annotated, CTranslate2", "ctranslate2"), ("annotated", "ctranslate2")  # and a peer
 SAME_MACHINE = 1.5  # largest ratio between the rates of machines of one kind
 
 
@@ -40,7 +41,7 @@ def worst_median_best(values, target):
 def peer_names(values):
     """Return the names of the peers that we are compared with, the most frequent first."""
     systems = [row["system"] for *_, row in values if row]
-    return " or ".join(DISPLAY_NAMES[system] for system in sorted(
+    return " or ".join(DISPLAY_NAMES.get(system, system) for system in sorted(
         dict.fromkeys(systems), key=systems.count, reverse=True))
 
 
@@ -181,17 +182,19 @@ def format_values(values, target):
     return " / ".join(map(form.format, (worst, median)[: len(values)]))  # one run has one value
 
 
-def format_decoding(runs, cells):
-    """Return what the runs measured in these cells by our engine on CTranslate2 and by PyTorch
-    alone, beside CTranslate2, and by PyTorch alone beside MarianMT.
-    """
-    def beside(*systems):
-        targets = [replace(find_target(cell), systems=systems) for cell in cells]
-        return " and ".join(format_values(evaluate_runs(runs, target), target)
-                            for target in targets)
+def format_cells(runs, cells, *systems):
+    """Return worst and median of these systems in some cells of decoding."""
+    targets = [replace(find_target(cell), systems=systems) for cell in cells]
+    return " and ".join(format_values(evaluate_runs(runs, target), target) for target in targets)
 
-    return (f"by the engine on it {beside('annotated, CTranslate2', 'ctranslate2')}, by PyTorch "
-            f"alone {beside('annotated', 'ctranslate2')} ({beside(*PYTORCH)} × MarianMT)")
+
+def format_decoding(runs, cell):
+    """Return what the runs measured in a cell by our engine on CTranslate2 and by PyTorch alone,
+    beside CTranslate2, and by PyTorch alone beside MarianMT.
+    """
+    on_it, alone, marian = (format_cells(runs, [cell], *systems)
+                            for systems in (*DECODERS, PYTORCH))
+    return f"by the engine on it {on_it}, by PyTorch alone {alone} ({marian} × MarianMT)"
 
 
 def format_runs(runs):
@@ -210,12 +213,14 @@ def readme_row(runs):
     """Return the row on speed of README.md."""
     train = [f"{precision} {format_target(runs, 'train, base', precision)}"
              for precision in ("bf16", "fp32")]
-    decoding = (f"{size}, {format_decoding(runs, [f'greedy, {size}, batch {b}' for b in (1, 32)])}"
-                for size in ("base", "tiny"))
-    return (f"| speed beside the quickest peer of each task, {format_runs(runs)}, "
-            f"{format_revisions(runs)} "
-            f"| training, base: {'; '.join(train)}. Greedy decoding of one and of 32 sentences × "
-            f"CTranslate2 called directly: {'; '.join(decoding)} |")
+    engine, pytorch = (", ".join(
+        f"{size} " + format_cells(runs, [f"greedy, {size}, batch {b}" for b in (1, 32)], *systems)
+        for size in ("base", "tiny")) for systems in DECODERS)
+    return ("| speed as a multiple of the quickest peer's (above 1 is faster), "
+            f"{format_runs(runs)}, {format_revisions(runs)} "
+            f"| Training base: {', '.join(train)}. Greedy decoding of one and of 32 sentences, × "
+            "CTranslate2 called directly, in int8: with `--engine ctranslate2 --precision int8` "
+            f"{engine}; by PyTorch alone, which has no int8, {pytorch} |")
 
 
 def results_row(runs):
@@ -224,8 +229,9 @@ def results_row(runs):
              for size in ("base", "tiny") for precision in ("bf16", "fp32")]
     cells = [f"{task}, {size}, batch {batch}"
              for size in ("base", "tiny") for task in ("greedy", "beam 4") for batch in (1, 32)]
-    parts.append("decoding × CTranslate2 called directly: " + "; ".join(
-        f"{cell}, {format_decoding(runs, [cell])}" for cell in cells))
+    parts.append("decoding, each in its quickest precision (CTranslate2 in int8, PyTorch has none)"
+                 ", × CTranslate2 called directly: " + "; ".join(
+        f"{cell}, {format_decoding(runs, cell)}" for cell in cells))
     parts.append("by itself, training base in bf16 takes "
                  f"{format_target(runs, 'train, base', 'bf16', MFU)} of the measured matrix rate")
     memory = (f"{precision} {format_target(runs, 'train, base', precision, PEAK_MEMORY)}"
@@ -237,4 +243,5 @@ def results_row(runs):
             "MarianMT, x-transformers, JoeyNMT and CTranslate2 in each task, "
             f"each in its best setting, random text | {'; '.join(parts)} "
             f"| `make bench`: {format_runs(runs)}, {format_revisions(runs)}, {load}; {met} of "
-            f"{measured} aims reached in every run; [a file for each run](./bench), page 24 |")
+            f"the {measured} aims of page 24 reached in every run; [a file for each run](./bench), "
+            "page 24 |")

@@ -97,9 +97,7 @@ class Annotated(System):
         from annotated.fast.prepare import prepare
         from annotated.training.loop import TrainingConfig, start_run
 
-        self.configs = {precision: TrainingConfig(precision=precision, max_tokens=100_000)
-                        for precision in DTYPES}
-        self.run = start_run(prepare(self.model), self.configs["fp32"], ())
+        self.run = start_run(prepare(self.model), TrainingConfig(max_tokens=100_000), ())
         return self.run.optimizer
 
     def compile(self):
@@ -384,4 +382,4 @@ SYSTEMS = {"annotated": Annotated, "annotated, CTranslate2": AnnotatedEngine, "t
 def make_system(name, *arguments):
     """Return the system of a name; "NAME, compiled" trains with `torch.compile`."""
     plain = name.removesuffix(", compiled")
-    return SYSTEMS.get(name, SYSTEMS[plain])(*arguments, compiled=name != plain)
+    return SYSTEMS[plain](*arguments, compiled=name != plain)

@@ -183,7 +183,7 @@ def settings(cell, max_threads, system=""):
     """
     if "compiled" in system:
         return [(1, max_threads)]
-    if system == "annotated, CTranslate2":
+    if system.partition("@")[0] == "annotated, CTranslate2":
         return [(max_threads, 1)]
     counts = {max(1, max_threads >> i) for i in range(max_threads.bit_length())}
     return ([(1, threads) for threads in sorted(counts, reverse=True)]

@@ -285,10 +285,10 @@ def trace_training(sizes=SMALL, prepared=True, positions=3125, steps=3, ranks=1,
 def trace_greedy(precision=None):
     """What `greedy_decode` does for each of four tokens, of 32 sentences, one always at its end."""
     with cuda() as trace, torch.no_grad():
-        model = trace.during("model", model_on_gpu)(SMALL, prepared=False).eval()
+        torch.set_default_dtype(torch.bfloat16 if precision else torch.float32)
+        model = trace.during("model", model_on_gpu)(SMALL, prepared=bool(precision)).eval()
+        torch.set_default_dtype(torch.float32)
         step = search.IncrementalDecoder.step
-        if precision:
-            prepare.prepare(model)
 
         def counted(*args):
             trace.next_step()
@@ -336,6 +336,7 @@ def store(path, when, traces):
     """Put the figures into a file of results; a test holds the row of results/README.md to it."""
     facts = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     origin = provenance()
+    facts.pop("uncommitted changes", None)
     facts |= {"command": "python experiments/cuda_trace.py --out results/cuda_trace.json",
               "data": "none: shapes, types and devices, computed by FakeTensorMode",
               "torch": torch.__version__.partition("+")[0],

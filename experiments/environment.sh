@@ -1,6 +1,6 @@
-# What every long run here begins with: source experiments/environment.sh Batches of ever new shapes
-# let memory grow for hours: fewer kept kernels, and an allocator that gives memory back, where
-# there is one.
+# Every long run here begins with `source experiments/environment.sh`. Batches of ever new shapes let
+# memory grow for hours. So fewer kernels are kept, and jemalloc, where it is installed, gives memory
+# back.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export ONEDNN_PRIMITIVE_CACHE_CAPACITY=100 TOKENIZERS_PARALLELISM=false

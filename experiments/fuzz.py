@@ -9,6 +9,7 @@ line, blank where nothing is visible, and without a U+FFFD that the line did not
 
 import argparse
 import random
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -89,7 +90,10 @@ def main():
         for name in ("train.en", "train.de"):
             output = run_annotated("translate", "--model", folder / "model", "--input", own / name)
             check_lines(lines if name == "train.en" else lines[::-1], output.decode("utf-8"))
-    facts = {"lines": options.lines, "seed": options.seed, "translated": 2 * options.lines,
+    facts = {"command": shlex.join(["python", "experiments/fuzz.py", *sys.argv[1:]]),
+             "data": "random lines, drawn from the seed", "lines": options.lines,
+             "metric": "one line out for one in, no new U+FFFD", "seed": options.seed,
+             "translated": 2 * options.lines,
              "scripts": list(SCRIPTS), "seconds": round(time.time() - start)}
     print(facts)
     if options.out:

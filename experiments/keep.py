@@ -3,7 +3,7 @@
     python experiments/keep.py gum      after `experiments/treebanks.sh gum`; so for each of MODELS
 
 `load_checkpoint`, and every command that takes a model's folder, reads it. A model has at most 12
-MB, all together have at most 30.
+MB; a test sees to it that all together have at most 30.
 """
 
 import shutil
@@ -32,14 +32,15 @@ MODELS = {  # name: the folder of the trained model, its file of results, and wh
                 "own terms in its ATTRIBUTION), https://github.com/UCDenver-ccp/CRAFT"}),
     "multi30k": ("_build/multi30k_record/taught-by-one.seed0", "multi30k_record.jsonl", {
         "purpose": "English captions to German, both lower-cased, in Moses tokens (page 19)",
-        "command": "teachers=published experiments/multi30k_record.sh taught-by-one "
-                   "--attention-gain 0.70710678 --patience 0 --precision fp32 --steps 4640",
+        "command": "seeds=0 teacher_seeds=0 teachers=published experiments/multi30k_record.sh "
+                   "taught-by-one --attention-gain 0.70710678 --patience 0 --precision fp32 "
+                   "--steps 4640",
         "license": "other", "language": "[en, de]",
         "data": "the 29,000 pairs of Multi30k's training split, "
                 "https://github.com/multi30k/dataset, which names no licence (for research and "
                 "education), and translations of their English side by one model trained on them"}),
     "newstest": ("_build/newstest/model", "newstest/test.json", {
-        "purpose": "English news to German (pages 19, 20, 25)",
+        "purpose": "English news to German (pages 19, 20, 97)",
         "command": "experiments/newstest.sh", "license": "other", "language": "[en, de]",
         "data": "224,525 pairs: news tests of the WMT shared tasks of 2008-2012 and 2015-2020 "
                 "(for research), Tatoeba (CC BY 2.0 FR, through https://www.manythings.org/anki) "
@@ -62,7 +63,8 @@ seed {seed}, {average} checkpoints averaged, on {machine}.
 - **Size**: {parameters:,} parameters in float16, which `load_checkpoint` reads as fp32; \
 rounding moved no weight by more than {moved:.1e}.
 - **Scores, seconds, log, revision**: [{results}](../../{results}), measured before rounding.
-- **Use**: an example for a book, from one seed on two processor cores; no tool for work.
+- **Use**: an example for a book, trained with one seed on two processor cores; not meant for \
+real work.
 """
 
 

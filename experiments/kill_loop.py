@@ -234,7 +234,7 @@ def main():
                   "runs": len(equal), "steps": STEPS, "equal to the last bit": all(equal),
                   "seed": options.seed, "each": done,
                   "command": f"python experiments/kill_loop.py --kills {options.kills} "
-                             f"--processes {options.processes}",
+                             f"--processes {options.processes} --seed {options.seed}",
                   "machine": f"{platform.machine()}, Python {platform.python_version()}, "
                              f"PyTorch {torch.__version__}",
                   **provenance()}

@@ -41,7 +41,8 @@ def length_buckets(corpus, longest, per_bucket=200):
 
 
 def measure_lengths(positions, seed, longest=9, max_length=64, steps=800, corpus=None):
-    """Train on pairs of up to `longest` tokens; returns the scores of each greater length (C17).
+    """Train on pairs of up to `longest` tokens; returns what was trained, and the scores of each
+    greater length (C17).
 
     positions: "sinusoidal" or "learned", the latter with a table of `max_length` rows. Sizes as the
     book's model.
@@ -57,19 +58,17 @@ def measure_lengths(positions, seed, longest=9, max_length=64, steps=800, corpus
         measured = measure(model, tokenizer, replace(short, valid=pairs))
         rows.append({"length": length, "sentences": len(pairs),
                      **{k: measured[k] for k in ("bleu", "accuracy", "loss")}})
-    return rows
+    return {"model": asdict(config), "training": asdict(training), "lengths": rows}
 
 
 def main(out="results/lengths.json", longest=9, steps=800, seeds=3):
     keep_memory()
-    sizes, training = PRESETS["toy"]
     runs = [{"positions": positions, "seed": seed,
-             "lengths": measure_lengths(positions, seed, longest, steps=steps)}
+             **measure_lengths(positions, seed, longest, steps=steps)}
             for seed in range(seeds) for positions in ("sinusoidal", "learned")]
     write_json(out, {
         "claim": "C17", "data": f"toy, all pairs of up to {longest} tokens per side in training, "
                                 "longer ones held out",
-        "model": asdict(sizes), "training": asdict(replace(training, steps=steps)),
         "longest": longest, "decoding": DECODING,
         "runs": runs, "machine": describe_machine(), "command": "python experiments/lengths.py",
         **provenance()})

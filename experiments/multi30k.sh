@@ -8,5 +8,6 @@ model=_build/multi30k results=results/multi30k
 mkdir -p _build "$results"
 rm -rf "$model"
 annotated train multi30k --out "$model" --precision bf16
-rm -f "$results"/test.{json,txt}  # of another model
-annotated score "$model" multi30k test "$results" --command "experiments/multi30k.sh"
+rm -rf "$model-scores"  # of another model
+annotated score "$model" multi30k test "$model-scores" --command "experiments/multi30k.sh"
+mv "$model-scores"/test.* "$results"

@@ -25,6 +25,7 @@ mkdir -p "$results"
     experiments/curve.py "$work/checkpoints" "$data" "$from" "$to" 2500 "$results/curve.json" \
     "$command"
 trained="224,525 pairs: news-2008-2012, news-2015-2020, Tatoeba, Multi30k"
-rm -f "$results"/test.{json,txt}  # of another model
-annotated score "$work/model" "$data" test "$results" --beam 4 --alpha 0.6 --command "$command" \
-    --data "newstest2014, all 3,003 sentences; trained on $trained"
+rm -rf "$work/scores"  # of another model
+annotated score "$work/model" "$data" test "$work/scores" --beam 4 --alpha 0.6 \
+    --command "$command" --data "newstest2014, all 3,003 sentences; trained on $trained"
+mv "$work"/scores/test.* "$results"

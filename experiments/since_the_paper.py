@@ -6,6 +6,7 @@ The changes are the cells of the page with the tag `variant`. Every run is kept 
 as it is measured; runs of the same code and numbers are not made again.
 """
 
+import hashlib
 import json
 import sys
 from dataclasses import asdict, replace
@@ -78,9 +79,9 @@ def main(out="results/since_the_paper.json", page=PAGE, names=None, seeds=SEEDS,
              "training": asdict(training), "decoding": "greedy", "metric":
              f"loss in nats per token without smoothing; sacreBLEU {metric.get_signature()}",
              "machine": describe_machine(), "command": "python experiments/since_the_paper.py",
-             **provenance()}
+             "code": hashlib.sha256(code.encode()).hexdigest(), **provenance()}
     kept = json.loads(Path(out).read_text(encoding="utf-8")) if Path(out).exists() else {"runs": []}
-    alike = ("data", "sentences", "model", "training", "revision")
+    alike = ("data", "sentences", "model", "training", "code", "machine", "revision")
     same = all(kept.get(name) == facts[name] for name in alike)
     runs = kept["runs"] if same else []
     for seed in seeds:

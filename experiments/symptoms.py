@@ -7,6 +7,7 @@ Loop and faults are the cells of the page with the tag `variant`. The losses are
 faulty code itself counts. A run is kept in OUT.json as soon as it is measured, and not made again.
 """
 
+import hashlib
 import math
 import statistics
 import sys
@@ -56,7 +57,8 @@ def run(recipe, train, pairs, tokenizer, test, steps):
 
 def main(out="results/symptoms.json", steps=STEPS, sentences=SENTENCES, examples=EXAMPLES):
     space = {"__name__": "symptoms"}
-    exec(compile(page_code(PAGE), str(PAGE), "exec"), space)
+    code = page_code(PAGE)
+    exec(compile(code, str(PAGE), "exec"), space)
     corpus, tokenizer = load_corpus("toy"), book_model().tokenizer
     pairs, test = encode_pairs(corpus.train, tokenizer), corpus.test[:sentences]
     metric = sacrebleu.BLEU(trg_lang="de")
@@ -66,9 +68,10 @@ def main(out="results/symptoms.json", steps=STEPS, sentences=SENTENCES, examples
              "metric": f"training loss as the faulty code counts it, mean of {EVERY} updates; "
                        f"greedy decoding; sacreBLEU {metric.get_signature()}",
              "machine": describe_machine(), "command": "python experiments/symptoms.py",
-             **provenance(), "examples": [list(test[i]) for i in examples], "faults": {}}
+             "code": hashlib.sha256(code.encode()).hexdigest(), **provenance(),
+             "examples": [list(test[i]) for i in examples], "faults": {}}
     before = read_json(out) if Path(out).is_file() else {}
-    same = ("training", "data", "revision")
+    same = ("training", "data", "code", "machine", "revision")
     if all(before.get(name) == facts[name] for name in same):
         facts["faults"] = before["faults"]
     for name, recipe in space["FAULTS"].items():

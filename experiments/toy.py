@@ -72,12 +72,13 @@ def main():
         "training": saved.info["training"],
         "training_seconds": seconds,
         "machine": describe_machine(),
+        "training_threads": min(2, os.cpu_count() or 1),
         **provenance(),
         "log": saved.info["log"],
     }
     path = CHECKOUT / "results" / "toy.json"
     write_json(path, facts | {"other_trainings": read_json(path).get("other_trainings", [])})
-    long = ("modules", "log", "training")
+    long = ("log", "training")
     shown = {name: fact for name, fact in facts.items() if name not in long}
     print(json.dumps(shown, indent=1))
 

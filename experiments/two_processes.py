@@ -54,7 +54,7 @@ def main(out="results/two_processes.json", data="toy", runs=RUNS, **changes):
              "machine": describe_machine(), **provenance(),
              "command": f"python experiments/two_processes.py {out} {data}"}
     kept = json.loads(Path(out).read_text(encoding="utf-8")) if Path(out).exists() else {"runs": []}
-    same = all(kept.get(name) == facts[name] for name in ("data", "options", "revision"))
+    same = all(kept.get(name) == facts[name] for name in ("data", "options", "machine", "revision"))
     done = kept["runs"] if same else []
     for processes, seed in runs:
         if any((entry["processes"], entry["seed"]) == (processes, seed) for entry in done):

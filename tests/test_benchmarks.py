@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import sys
+import time
 import warnings
 from collections import defaultdict
 from types import SimpleNamespace
@@ -178,7 +179,7 @@ def test_worst_median_and_best_over_all_runs_by_hand():
     assert summary.format_target(runs, target.cell) == "0.50 / 1.20 × CTranslate2 or MarianMT"
     for run in runs:
         run["cells"][0]["entrants"].append(row("annotated, CTranslate2", "int8", [1.0]))
-    assert summary.format_decoding(runs, [target.cell]) == (
+    assert summary.format_decoding(runs, target.cell) == (
         "by the engine on it 1.00 / 2.00, by PyTorch alone 0.50 / 2.00 (1.20 / 2.00 × MarianMT)")
 
 
@@ -266,10 +267,16 @@ def test_load_monitor_subtracts_this_process_and_its_workers(tmp_path, monkeypat
     assert monitor.other_load() == pytest.approx((900 - 10 * (10 + 30)) / available)
 
 
-def test_a_busy_machine_is_refused(monkeypatch, tmp_path, capsys):
+@pytest.fixture
+def awake(monkeypatch):
+    """The program does not sleep, and leaves SIGTERM as it was."""
+    monkeypatch.setattr(program, "time", SimpleNamespace(**vars(time) | {"sleep": lambda _: None}))
+    monkeypatch.setattr(program.signal, "signal", lambda *_: None)
+
+
+def test_a_busy_machine_is_refused(awake, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(program.LoadMonitor, "other_load", lambda self: 0.3)
-    monkeypatch.setattr(program.time, "sleep", lambda seconds: None)
     monkeypatch.setattr(program, "start_worker", lambda *_: pytest.fail("it began to measure"))
     assert program.main([]) == 3
     assert "busy with something else (30% of it)" in capsys.readouterr().err
@@ -340,7 +347,7 @@ def test_a_worker_that_hangs_is_reported_and_ended(fake):
 
 
 @pytest.mark.parametrize("load", [0.02, 0.3])
-def test_a_run_goes_on_without_a_system_that_fails(tmp_path, monkeypatch, capsys, load):
+def test_a_run_goes_on_without_a_system_that_fails(awake, tmp_path, monkeypatch, capsys, load):
     """One worker works, one cannot be built, one dies at its second visit; marked if under load."""
     code = """
 name, count = sys.argv[1], [0]
@@ -421,9 +428,18 @@ def small(monkeypatch):
     torch.set_num_threads(threads)
 
 
+def test_our_engine_on_ctranslate2_writes_as_many_tokens_as_asked(small, tmp_path, monkeypatch):
+    monkeypatch.setenv("ANNOTATED_DATA", str(tmp_path))  # where what it reads is kept
+    handler = worker.RequestHandler("annotated, CTranslate2")
+    handler.handle({"method": "build", "size": "tiny", "precision": "fp32"})
+    request = {"method": "measure", "precision": "fp32", "setting": [1, 1], "warmup": True}
+    reply = handler.handle({**request, "task": "generate", "beam": 1, "batch": 2})
+    assert reply["tokens"] == 80
+
+
 @pytest.mark.parametrize("system", ["annotated", "torch", "marian"])
 def test_systems_learn_and_write_as_many_tokens_as_asked(system, small):
-    """Those whose packages the tests have: the loss falls, 40 tokens are written without an end."""
+    """Those that the tests can train: the loss falls, 40 tokens are written without an end."""
     torch.manual_seed(0)
     handler = worker.RequestHandler(system)
     facts = handler.handle({"method": "build", "size": "tiny"})

@@ -107,7 +107,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 def test_lock_satisfies_pyproject():
     lines = (ROOT / "requirements.lock").read_text().splitlines()
-    pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
+    pins = dict(line.partition(";")[0].split("==")
+                for line in lines if line and not line.startswith("#"))
     pins = {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in pins.items()}
     wanted = list(PROJECT["dependencies"])
     for name, lines in PROJECT["optional-dependencies"].items():

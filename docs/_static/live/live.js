@@ -60,6 +60,7 @@
       if (box(name).checked) use(found, played, before); // unless another was chosen meanwhile
     } catch (error) {
       delete models[name]; // it may be there the next time
+      if (!box(name).checked) return; // another was chosen meanwhile
       say(error.message);
       if (used) box(used.name).checked = true;
     }
@@ -522,6 +523,10 @@
     find("whole").addEventListener("click", () => goTo(Infinity));
     find("position").addEventListener("input", (event) => goTo(Number(event.target.value)));
     for (const id of ["kind", "layer", "head"]) find(id).addEventListener("change", draw);
+    // a search, or an open menu, would be gone with the next token that is played
+    for (const [id, event] of [["search", "click"], ["query", "focus"], ["key", "focus"]]) {
+      find(id)?.addEventListener(event, () => timer && goTo(Infinity));
+    }
     find("overview").addEventListener("click", (event) => {
       const button = event.target.closest("button");
       if (!button) return;

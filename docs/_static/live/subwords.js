@@ -7,7 +7,7 @@
  *   1. `cleanText` of words.js takes out what cannot be seen, and capitals become small letters.
  *   2. `uniformMarks` writes each mark in one way: “ and „ become ".
  *   3. `Moses.split` puts a space between words and marks, as the scripts of the Moses system do.
- *   4. `Subwords.cut` spells each word in bytes, and merges them into the pieces that were learnt.
+ *   4. `Subwords.cut` spells each word in bytes, and merges them into the pieces that were learned.
  *
  * Which characters are letters, digits or signs of currency comes with the model, from the library
  * itself, so that the page agrees with it about every character.
@@ -163,7 +163,7 @@ const Subwords = (() => {
       return this.moses.split(uniformMarks(cleanText(text).toLowerCase()));
     }
 
-    /** The pieces of a chunk: of all pairs that were learnt, the earliest is merged first. */
+    /** The pieces of a chunk: of all pairs that were learned, the earliest is merged first. */
     cut(chunk) {
       const pieces = Array.from(new TextEncoder().encode(chunk), (byte) => LETTERS[byte]);
       for (;;) {
