@@ -3,6 +3,7 @@
 The longest files come first, and one process takes all tests of a page of the site.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -19,6 +20,7 @@ settings.load_profile("gate")
 PACKAGE = Path(__file__).resolve().parent.parent / "annotated"
 with_shapes = [".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
                for path in PACKAGE.rglob("[!_]*.py") if "jaxtyping" in path.read_text("utf-8")]
+os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported
 # before the package is imported
 jaxtyping.install_import_hook(with_shapes, "typechecking.typechecked")
 sys.path[:0] = [str(PACKAGE.parent / name) for name in ("tools", "experiments")]
@@ -29,6 +31,13 @@ from publishing import publisher  # noqa: E402, F401
 ENFORCED = "model", "training", "translation"  # elsewhere as in use: a call takes a quarter as long
 LONGEST = ["test_live", "test_site_hostile", "test_processes", "test_table3", "test_charts_export",
            "test_search", "test_loop", "test_benchmarks"]
+
+
+@pytest.fixture(autouse=True)
+def on_processors(request, monkeypatch):
+    """What is not told otherwise computes on processors, also where there is a GPU."""
+    if request.path.stem != "test_cuda":
+        monkeypatch.setattr("torch.accelerator.current_accelerator", lambda check_available=0: None)
 
 
 @pytest.fixture

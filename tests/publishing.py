@@ -58,7 +58,7 @@ class Publisher(http.server.BaseHTTPRequestHandler):
         sent = b"" if body is None or act == "busy" else body
         if act == "chunked and cut":
             self.send_header("Transfer-Encoding", "chunked")
-        elif act != "no length":
+        else:
             self.send_header("Content-Length", str(len(sent)))
         self.end_headers()
         if act in ("cut", "stall"):
@@ -75,7 +75,8 @@ class Publisher(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def publisher():
+def publisher(monkeypatch):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Publisher) as server:
         server.files, server.asked, server.acts, server.redirects = {}, [], [], {}
         server.released = threading.Event()

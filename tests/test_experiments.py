@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+from dataclasses import replace
 
 import lengths
 import numpy as np
@@ -86,7 +87,7 @@ def test_r_drop_is_half_of_the_published_loss_of_both_readings():
 
 
 def test_c17_training_pairs_are_short_and_the_longer_ones_are_held_out():
-    corpus = load_corpus("toy")
+    corpus = replace(load_corpus("toy"), train=load_corpus("toy").train[:1500])
     short, buckets = lengths.length_buckets(corpus, 9, per_bucket=50)
     sizes = lengths.side_lengths(corpus)
     assert max(sizes[pair] for pair in short.train) == 9 == max(sizes[pair] for pair in short.valid)

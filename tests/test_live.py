@@ -19,7 +19,7 @@ from helpers import ROOT
 from annotated import book_model, load_checkpoint, load_corpus, record_attention
 from annotated.data.normalization import clean_text
 from annotated.data.tokenizers import BEGIN, END, split_words
-from annotated.model.transformer import Transformer, TransformerConfig
+from annotated.model.transformer import Transformer
 from annotated.translation.search import beam_search, greedy_decode, translate
 
 CODE = ROOT / "docs" / "_static" / "live"
@@ -134,13 +134,6 @@ def test_weights_are_the_models_as_far_as_their_bits_go(libraries):
             # half of a step: 127 of them reach the largest of a row
             step = own.abs().amax(dim=-1, keepdim=True) / 127 if rounds else 0
             assert (lost <= step * 0.50001).all() and lost.any() == rounds, key
-
-
-@pytest.mark.parametrize("change", [{"norm_first": True}, {"positions": "learned"}, {"d_v": 5}])
-def test_a_model_that_the_page_does_not_compute_is_refused(change):
-    (name, value), = change.items()
-    with pytest.raises(ValueError, match=f"{name}={value!r}"):
-        live.check(TransformerConfig.tiny(9, **change))
 
 
 # The arithmetic
@@ -387,14 +380,16 @@ def test_every_head_is_drawn_as_the_library_records_it(visit, name, library):
         pictures = "all => all.map((canvas) => canvas.toDataURL())"
         small = page.eval_on_selector_all("#live-overview canvas", pictures)
         assert len(set(small)) == N * h
-        for layer, head in itertools.product(range(N), (*range(h), -1)):
+        few = name == "captions"
+        layers, heads = (0, N - 1) if few else range(N), (0, h - 1, -1) if few else (*range(h), -1)
+        for layer, head in itertools.product(layers, heads):
             choose(page, layer=layer + 1, head=head + 1)
             weights = recorded[block.format(layer)][0]
             weights = weights.mean(dim=0) if head < 0 else weights[head]
             drawn = opacities(page)
             assert drawn == pytest.approx(seen(kind, weights), abs=6e-4)
             drawings.add(tuple(drawn))
-    assert len(drawings) == 3 * N * (h + 1)
+    assert len(drawings) == 3 * len(layers) * len(heads)
     page.click("#live-overview button >> nth=5")
     weights = recorded["decoder.layers.1.self_attention"][0, 1]
     assert opacities(page) == pytest.approx(seen("decoder", weights), abs=6e-4)
@@ -473,7 +468,8 @@ def test_phrases_show_the_lines_of_heads(visit, toy, phrase, block, heads, askin
 def test_what_is_typed_while_a_model_loads_is_kept_for_it(visit, libraries):
     page, held, sentence = visit(), [], "A man rides a bicycle."
     page.route("**/captions.js", lambda route: held.append(route))
-    page.check("input[value=captions]")
+    with page.expect_request("**/captions.js"):
+        page.check("input[value=captions]")
     enter(page, sentence)
     assert page.inner_text("#live-message").startswith("Loading")
     held[0].continue_()
@@ -622,7 +618,7 @@ def test_no_sideways_scroll_at_320_pixels(visit, name, library):
 
 
 def test_it_works_from_the_disk_and_says_what_is_missing(browser, site, libraries, tmp_path):
-    page = browser.new_page(reduced_motion="reduce")
+    page = new_tab(browser, reduced_motion="reduce")
     page.goto((site / "live.html").as_uri())
     for name, library in libraries.items():
         change_model(page, name)

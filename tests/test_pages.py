@@ -3,7 +3,6 @@
 import base64
 import io
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -39,16 +38,16 @@ def test_a_changed_digit_a_removed_output_and_an_exception_are_found_and_named(t
     chart = {"application/vnd.vegalite.v5+json": {"data": [1.25]}}
     shown = "from IPython.display import display\ndisplay({}, raw=True)"
     pages = {
-        "01_equal": ("print(os.environ['OMP_NUM_THREADS'])", text("1\n")),
+        "01_equal": ("print(os.environ['OMP_NUM_THREADS'], object())\n"
+                     + shown.format(picture(100)[0]["data"]),
+                     [*text("1 <object object at 0x7f3a5c0ab1c0>\n"), *picture(104)]),
         "02_digit": ("print(f'{1 / 3:.4f}')", text("0.3323\n")),
         "03_removed": ("print(f'{1 / 3:.4f}')", []), "04_raises": ("1 / 0", []),
         "05_chart": (shown.format(chart).replace("1.25", "1.26"),
                      [nbformat.v4.new_output("display_data", chart)]),
         "06_silent": ("pass", text("0.3333\n")),
-        "07_address": ("print(object())", text("<object object at 0x7f3a5c0ab1c0>\n")),
         "08_ignored": ("print(os.getpid())", text("1\n"), "nbval-ignore-output"),
         "09_picture": (shown.format(picture(100)[0]["data"]), picture(109)),
-        "10_rounded": (shown.format(picture(100)[0]["data"]), picture(104)),
         "11_lost": ("pass", picture(100))}
     for name, (source, output, *tags) in pages.items():
         cells = [nbformat.v4.new_code_cell("import os", execution_count=1),
@@ -56,21 +55,12 @@ def test_a_changed_digit_a_removed_output_and_an_exception_are_found_and_named(t
                                            metadata={"tags": tags})]
         nbformat.write(nbformat.v4.new_notebook(cells=cells), folder / f"{name}.ipynb")
     command = [sys.executable, "-c", RUN, *sorted(map(str, folder.glob("*.ipynb")))]
-    done = subprocess.run(command, cwd=ROOT / "tools", capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=ROOT / "tools", capture_output=True, text=True, timeout=1800)
     outcomes = json.loads(done.stdout.strip().split("\n")[-1])
     by_page = {name.removesuffix(".ipynb"): what for name, what in outcomes.items()}
     differ = ("02_digit", "03_removed", "05_chart", "06_silent", "09_picture", "11_lost")
-    wrong = dict.fromkeys(differ, "differs in cell 1")
-    assert by_page == dict.fromkeys(pages, "equal") | wrong | {"04_raises": "failed in cell 1"}
+    wrong = dict.fromkeys(differ, "differs in cell 2")
+    assert by_page == dict.fromkeys(pages, "equal") | wrong | {"04_raises": "failed in cell 2"}
     for name, what in by_page.items():
-        assert re.search(rf"^  {name}\.ipynb .* of 11   {what}$", done.stdout, re.M), done.stdout
+        assert re.search(rf"^  {name}\.ipynb .* of 9   {what}$", done.stdout, re.M), done.stdout
     assert "0.3323" in done.stdout and "ZeroDivisionError" in done.stdout, "not shown"
-
-
-def test_make_test_leaves_out_the_pages_that_train():
-    above = ("MAKE", "MFLAGS", "NBVAL")  # of a make that runs this
-    plain = {name: value for name, value in os.environ.items() if not name.startswith(above)}
-    dry = subprocess.check_output(["make", "-n", "-o", ".venv/ready", "test"], env=plain, cwd=ROOT,
-                                  text=True)
-    assert "--nbval" in dry and tuple(re.findall(r"'\*/(\d\d)_\*\.ipynb'", dry)) == (
-        "17", "21", "22", "23")

@@ -224,20 +224,21 @@ def test_search_finds_the_page_about_a_word(site, browser, address, scheme):
     page.close()
 
 
-@pytest.mark.parametrize("scheme, width", [("light", 1280), ("dark", 360)])
-def test_a_page_of_look_asks_no_host_fits_its_window_and_satisfies_axe(
-        browser, serve, tmp_path, scheme, width):
+def test_a_page_of_look_asks_no_host_fits_its_window_and_satisfies_axe(browser, serve, tmp_path):
     need(AXE.exists(), "axe-core is not there: run `make axe`")
     sentence = "The brothers tidy up the small room because they are tired."
     annotated.look(sentence).save(tmp_path / "page.html")
-    page = new_tab(browser, color_scheme=scheme, viewport={"width": width, "height": 800})
-    go(page, serve(tmp_path), "page.html")
-    for chart in ("#chart", "#chart4"):  # the explorer and the replay
-        page.wait_for_selector(f"{chart} svg")
-    page.evaluate(AXE.read_text() + "; 0")
-    page.evaluate(CHECKS.read_text() + "; 0")
-    assert page.evaluate("() => [...checks.unreached(), ...checks.handlers()]") == []
-    assert page.evaluate("() => checks.axe([[], []])") == []
-    assert page.evaluate("() => document.documentElement.scrollWidth") <= width
-    assert (page.outside, page.mistakes) == ([], [])
+    page, place = new_tab(browser), serve(tmp_path)
+    for scheme, width in (("light", 1280), ("dark", 360)):
+        page.emulate_media(color_scheme=scheme)
+        page.set_viewport_size({"width": width, "height": 800})
+        go(page, place, "page.html")
+        for chart in ("#chart", "#chart4"):  # the explorer and the replay
+            page.wait_for_selector(f"{chart} svg")
+        page.evaluate(AXE.read_text() + "; 0")
+        page.evaluate(CHECKS.read_text() + "; 0")
+        assert page.evaluate("() => [...checks.unreached(), ...checks.handlers()]") == []
+        assert page.evaluate("() => checks.axe([[], []])") == []
+        assert page.evaluate("() => document.documentElement.scrollWidth") <= width
+        assert (page.outside, page.mistakes) == ([], [])
     page.close()

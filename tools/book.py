@@ -42,7 +42,8 @@ class Pages:
         self.seconds[page] += report.duration
         if not report.passed:
             what = "differs" if "Cell outputs differ" in str(report.longrepr) else "failed"
-            self.first.setdefault(page, f"{what} in cell {report.nodeid.rpartition(' ')[2]}")
+            cell = int(report.nodeid.rpartition(" ")[2]) + 1  # nbval counts from 0, readers from 1
+            self.first.setdefault(page, f"{what} in cell {cell}")
         self.left[page] -= report.when == "teardown"
         if not self.left[page]:
             self.outcomes[page] = self.first.get(page, "equal")

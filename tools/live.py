@@ -16,8 +16,7 @@ from pathlib import Path
 import torch
 
 from annotated.data.corpora import load_corpus
-from annotated.data.normalization import Normalizer
-from annotated.data.tokenizers import UNKNOWN, byte_letters
+from annotated.data.tokenizers import UNKNOWN
 from annotated.training.checkpoints import book_model, load_checkpoint
 from notebooks import ROOT
 
@@ -35,15 +34,6 @@ def captions(count, seed=0):
     return random.Random(seed).sample(sentences, count)
 
 
-def check(config):
-    """Raise a ValueError for a model that transformer.js does not compute."""
-    known = {"norm_first": False, "positions": "sinusoidal", "d_k": None, "d_v": None}
-    for name, value in known.items():
-        if getattr(config, name) != value:
-            raise ValueError(f"the model has {name}={getattr(config, name)!r}: transformer.js "
-                             f"computes {name}={value!r} only")
-
-
 def quantized(weight):
     """Quantise a matrix to 8 bits; returns a scale for each row, (rows, 1), and integers from -127
     to 127, whose product is within half a scale of each weight.
@@ -56,8 +46,7 @@ def pack(model, bits=16):
     """Return the weights of a model: [{name, size, rows}, …], and their bytes in base64.
 
     bits: 16 for half precision; 8 for `quantized` matrices, which have `rows`, and their scales
-    first, in single precision. Numbers are little-endian. Raises a ValueError for a weight beyond
-    the range of half precision.
+    first, in single precision. Numbers are little-endian.
     """
     tensors, data = [], b""
     for name, weight in model.state_dict().items():
@@ -67,18 +56,13 @@ def pack(model, bits=16):
             tensor["rows"] = len(weight)
             data += scale.numpy().astype("<f4").tobytes() + integers.numpy().tobytes()
         else:
-            half = weight.half()
-            if not half.isfinite().all():
-                raise ValueError(f"a weight of {name} is too large for half precision, which ends "
-                                 "at 65504")
-            data += half.numpy().astype("<f2").tobytes()
+            data += weight.half().numpy().astype("<f2").tobytes()
         tensors.append(tensor)
     return tensors, base64.b64encode(data).decode("ascii")
 
 
 def describe(model, bits, examples, pairs, **tokenizer):
     """Return what the page needs of a model and its tokenizer, as data for JSON."""
-    check(model.config)
     tensors, weights = pack(model, bits)
     sizes = ("vocab_size", "N", "d_model", "d_ff", "h")
     return {"config": {name: getattr(model.config, name) for name in sizes},
@@ -124,11 +108,6 @@ def moses():
 def describe_captions(saved):
     """Describe the model of captions with its merges and the rules of its normalisation."""
     tokenizer = saved.tokenizer
-    normalizer = Normalizer(lowercase=True, punctuation=True, moses=True)
-    pieces = [*sorted(byte_letters()), *map("".join, tokenizer.merges)]
-    if tokenizer.normalizer != normalizer or tokenizer.vocabulary != pieces:
-        raise ValueError("subwords.js knows byte-pair encoding of lower-cased English in Moses "
-                         f"tokens only, not {tokenizer.model!r} with {tokenizer.normalizer}")
     subwords = {"merges": "\n".join(map(" ".join, tokenizer.merges)), "moses": moses()}
     return describe(saved.model, 8, SENTENCES["captions"], [[text] for text in captions(48)],
                     subwords=subwords)

@@ -1,13 +1,9 @@
 """An exported folder that the tests here share."""
 
-import os
-
 import pytest
 from small_exports import BPE, small_model
 
 from annotated.interop.hugging_face import export_to_hugging_face
-
-os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported
 
 
 @pytest.fixture(scope="module")

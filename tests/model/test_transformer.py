@@ -214,7 +214,7 @@ print(sorted(new), [p for p in opened if not p.endswith(known) and ".pyc." not i
 
 
 def test_import_needs_torch_and_the_names_of_shapes_only_and_opens_no_file():
-    assert run_python(WATCH, timeout=120) == "['annotated', 'jaxtyping', 'numpy'] []\n"
+    assert run_python(WATCH, timeout=1800) == "['annotated', 'jaxtyping', 'numpy'] []\n"
 
 
 def test_a_model_on_another_device_makes_nothing_on_the_processor_and_reads_no_number_back():
