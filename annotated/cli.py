@@ -16,26 +16,12 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from annotated.options import (
-    Checking,
-    Clean,
-    Export,
-    Looking,
-    Prepare,
-    Scoring,
-    Translate,
-    Vary,
-    Workbook,
-    command_line,
-    parse_options,
-    read_options,
-    train_options,
-)
+from annotated import options as settings
 
 # %% ../notebooks/96_cli.ipynb #tr0c0001
 def _train(arguments, build=None, loss=None):
     """Train a Transformer on a corpus and save it."""
-    options = train_options(arguments)
+    options = settings.train_options(arguments)
     from annotated import reproduce
 
     reproduce.train_and_save(options, build, loss)
@@ -43,31 +29,31 @@ def _train(arguments, build=None, loss=None):
 # %% ../notebooks/96_cli.ipynb #tr0c0002
 def _score(arguments):
     """Translate a split of a corpus and score it."""
-    options = read_options(Scoring, "score", arguments)
+    options = settings.read_options(settings.Scoring, "score", arguments)
     from annotated import reproduce
 
-    reproduce.score(options, command_line("score", arguments))
+    reproduce.score(options, settings.command_line("score", arguments))
 
 # %% ../notebooks/96_cli.ipynb #tr0c0003
 def _parse(arguments):
     """Train and score a constituency parser."""
-    options = parse_options(arguments)
+    options = settings.parse_options(arguments)
     from annotated import reproduce
 
-    reproduce.parse(options, command_line("parse", arguments))
+    reproduce.parse(options, settings.command_line("parse", arguments))
 
 # %% ../notebooks/96_cli.ipynb #tr0c0004
 def _vary(arguments):
     """Train the rows of Table 3."""
-    options = read_options(Vary, "vary", arguments)
+    options = settings.read_options(settings.Vary, "vary", arguments)
     from annotated import reproduce
 
-    reproduce.vary(options, command_line("vary", arguments))
+    reproduce.vary(options, settings.command_line("vary", arguments))
 
 # %% ../notebooks/96_cli.ipynb #tr000004
 def _translate(arguments):
     """Translate a text, line by line."""
-    options = vars(read_options(Translate, "translate", arguments))
+    options = vars(settings.read_options(settings.Translate, "translate", arguments))
     from annotated import files
     from annotated.fast import prepare
     from annotated.translator import load
@@ -96,7 +82,7 @@ def _translate(arguments):
 # %% ../notebooks/96_cli.ipynb #lo0k0002
 def _look(arguments):
     """Write a page with every view of one sentence."""
-    options = read_options(Looking, "look", arguments)
+    options = settings.read_options(settings.Looking, "look", arguments)
     from annotated import files
     from annotated.translator import load, report_unknown
     from annotated.views import look
@@ -112,7 +98,7 @@ def _look(arguments):
 # %% ../notebooks/96_cli.ipynb #9cbfc171
 def _prepare(arguments):
     """Clean a large corpus, learn its vocabulary, encode it."""
-    options = read_options(Prepare, "prepare", arguments)
+    options = settings.read_options(settings.Prepare, "prepare", arguments)
     from annotated.data import prepared
 
     made = prepared.prepare_corpus(**vars(options), show_progress=True)
@@ -121,7 +107,7 @@ def _prepare(arguments):
 # %% ../notebooks/96_cli.ipynb #c1ea4e83
 def _clean(arguments):
     """Count what cleaning would drop from a corpus."""
-    options, counts = read_options(Clean, "clean", arguments), {}
+    options, counts = settings.read_options(settings.Clean, "clean", arguments), {}
     from annotated import files, results
     from annotated.data import cleaning, corpora
 
@@ -132,7 +118,7 @@ def _clean(arguments):
         pass
     if (warning := cleaning.loss_warning(counts)) is not None:
         print(warning, file=sys.stderr)
-    result = {"command": command_line("clean", arguments), "pairs": sum(counts.values()),
+    result = {"command": settings.command_line("clean", arguments), "pairs": sum(counts.values()),
               "max_length": options.max_length, "max_ratio": options.max_ratio,
               "counts": dict(sorted(counts.items()))}
     if options.out:
@@ -163,35 +149,44 @@ def _score_in_words(path, weights=None):
         raise ValueError(f"{path} holds the scores of another model: give those of this one")
     return facts
 
-# %% ../notebooks/96_cli.ipynb #afb75bdc
-def _export(arguments):
-    """Make folders for Hugging Face and CTranslate2."""
-    options = read_options(Export, "export", arguments)
-    from annotated import files, results
-    from annotated.interop import ctranslate2, hugging_face
-    from annotated.training import checkpoints
-    from annotated.translator import load
+# %% ../notebooks/96_cli.ipynb #afb75bd1
+def _check_export(options):
+    """The sentences to compare, if any; errors for options and folders that do not fit."""
+    from annotated import files
 
-    for given, needed in (("quantization", "ctranslate2"), ("report", "check")):
+    needs = {"quantization": "ctranslate2", "report": "check", "limit": "check"}
+    for given, needed in needs.items():
         if getattr(options, given) and not getattr(options, needed):
             raise ValueError(f"--{given} needs --{needed}: give both")
     files.check_new(options.out, ctranslate2=options.ctranslate2, report=options.report)
     if options.ctranslate2:
         files.check_new(options.ctranslate2, "ctranslate2", out=options.out, report=options.report)
-    if options.back:
-        if given := [name for name, value in vars(options).items()
-                     if value is not None and name not in ("back", "out", "limit")]:
-            raise ValueError(f"--back needs --out alone: leave out {', '.join(given)}")
-        returned = hugging_face.import_from_hugging_face(options.back)
-        checkpoints.save_checkpoint(options.out, returned.model, returned.tokenizer,
-                                    **returned.info)
-        return 0
+    if options.back and (given := [name for name, value in vars(options).items()
+                                   if value is not None and name not in ("back", "out")]):
+        raise ValueError(f"--back needs --out alone: leave out {', '.join(given)}")
     lines = files.input_lines(options.check) if options.check else []
-    sentences = list(islice(filter(str.strip, lines), options.limit))
+    sentences = list(islice(filter(str.strip, lines), options.limit or 1000))
     if options.check and not sentences:
         raise ValueError(f"--check {options.check} holds no sentences: give a file of them")
     if options.report:
         files.check_output(options.report)
+    return sentences
+
+# %% ../notebooks/96_cli.ipynb #afb75bdc
+def _export(arguments):
+    """Make folders for Hugging Face and CTranslate2."""
+    options = settings.read_options(settings.Export, "export", arguments)
+    from annotated import files, results
+    from annotated.interop import ctranslate2, hugging_face
+    from annotated.training import checkpoints
+    from annotated.translator import load
+
+    sentences = _check_export(options)
+    if options.back:
+        returned = hugging_face.import_from_hugging_face(options.back)
+        checkpoints.save_checkpoint(options.out, returned.model, returned.tokenizer,
+                                    **returned.info)
+        return 0
     saved = load(options.model)
     source, target = saved.languages
     # one that is too long is refused before anything is written
@@ -206,7 +201,7 @@ def _export(arguments):
         ctranslate2.export_to_ctranslate2(options.out, options.ctranslate2, options.quantization)
     if not sentences:
         return 0
-    facts = {"command": command_line("export", arguments), "trained on": corpus,
+    facts = {"command": settings.command_line("export", arguments), "trained on": corpus,
              "sentences of": str(options.check), **ctranslate2.compare_export(
                  saved, options.out, sentences, options.ctranslate2, options.quantization)}
     if options.report:
@@ -220,7 +215,7 @@ def _export(arguments):
 # %% ../notebooks/96_cli.ipynb #wbc00002
 def _workbook(arguments):
     """Write the book with its code left for you to write."""
-    options = read_options(Workbook, "workbook", arguments)
+    options = settings.read_options(settings.Workbook, "workbook", arguments)
     from annotated.workbook import write_workbook
 
     write_workbook(options.folder, options.page, options.solutions)
@@ -229,7 +224,7 @@ def _workbook(arguments):
 # %% ../notebooks/96_cli.ipynb #wbc00003
 def _check(arguments):
     """Check the parts that you wrote in the workbook."""
-    options = read_options(Checking, "check", arguments)
+    options = settings.read_options(settings.Checking, "check", arguments)
     from annotated import files
     from annotated.workbook import check_notebook, check_submissions
 
@@ -251,12 +246,19 @@ def _check(arguments):
 COMMANDS = {command.__name__.strip("_"): command for command in (
     _train, _translate, _look, _prepare, _clean, _score, _export, _parse, _vary,
     _workbook, _check)}
-USAGE = "\n".join([
-    "usage: annotated [--plugin MODULE] COMMAND [OPTIONS]", "",
-    "Attention Is All You Need, as a library.", "",
-    "commands:", *(f"  {name:10} {command.__doc__}" for name, command in COMMANDS.items()),
-    "", "annotated COMMAND --help explains its options. --plugin first imports a module of yours",
-    "from the current folder, which may add builders, tokenizers, schedules and commands."])
+
+
+def usage():
+    """Return the help on all commands, those that a plugin added included."""
+    lines = {name: (command.__doc__ or "").strip().split("\n")[0]
+             for name, command in COMMANDS.items()}
+    return "\n".join([
+        "usage: annotated [--plugin MODULE] COMMAND [OPTIONS]", "",
+        "Attention Is All You Need, as a library.", "",
+        "commands:", *(f"  {name:10} {line}" for name, line in lines.items()),
+        "", "annotated COMMAND --help explains its options. --plugin first imports a module of",
+        "yours from the current folder, which may add builders, tokenizers, schedules and",
+        "commands."])
 
 # %% ../notebooks/96_cli.ipynb #0f75fbb1
 def main(arguments=None):
@@ -283,7 +285,7 @@ def main(arguments=None):
             words = words[2:]
         name, *rest = words or ["--help"]
         if name in ("-h", "--help"):
-            print(USAGE)
+            print(usage())
             return 0
         if name not in COMMANDS:
             raise ValueError(f"there is no command {name}: give one of {', '.join(COMMANDS)}")

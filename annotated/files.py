@@ -22,7 +22,6 @@ import tarfile
 import time
 import zipfile
 import zlib
-from importlib import import_module
 from pathlib import Path
 
 import annotated
@@ -290,11 +289,3 @@ def find_file(folder, stem):
     """The file `stem` in a folder, plain or with one of the endings .gz, .xz, .zst; or None."""
     paths = (Path(folder) / f"{stem}{packing}" for packing in ("", ".gz", ".xz", ".zst"))
     return next((path for path in paths if path.is_file()), None)
-
-# %% ../notebooks/80_files.ipynb #op000002
-def optional(package):
-    """Import a package that is not among the dependencies; ImportError names a missing one."""
-    try:
-        return import_module(package)
-    except ImportError as error:
-        raise ImportError(f"this needs the optional package {package} ({error})") from error

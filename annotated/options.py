@@ -139,10 +139,10 @@ class Prepare:
     name: Positional[str]
     folder: Positional[Path]  # new folder for tokenizer and encoded pairs
     vocab_size: int  # pieces of the vocabulary: 37000 and 32000 in the paper
-    model: Literal["bpe", "wordpiece", "sentencepiece"] = "bpe"  # how pieces are learnt
+    model: Literal["bpe", "wordpiece", "sentencepiece"] = "bpe"  # how pieces are learned
     source_language: str | None = None  # by default English, or the corpus's first language
     target_language: str | None = None  # by default German, or the corpus's second language
-    share: float = 1.0  # share of the pairs, drawn at random, from which the vocabulary is learnt
+    share: float = 1.0  # share of the pairs, drawn at random, from which the vocabulary is learned
     max_length: int = 250  # maximum number of words, and then of tokens, in a sentence
     max_ratio: float = 3.0  # largest ratio of the lengths of source and target
     seed: int = 0  # seed of the random choices
@@ -207,7 +207,7 @@ class Export:
     data: str | None = None
     scores: Path | None = None  # for the model card: the JSON report of its scores
     check: Path | None = None  # compare outputs on the sentences of this file, one per line
-    limit: int = 1000  # maximum number of sentences to compare
+    limit: int | None = None  # maximum number of sentences to compare, 1000 by default
     report: Path | None = None  # JSON file for the result of the comparison
     # the reverse: convert this Hugging Face folder to a checkpoint in --out
     back: Path | None = None
@@ -251,6 +251,8 @@ def parse_options(arguments):
     options = read_with_preset(
         Parse, "parse", arguments, PARSERS,
         lambda options: options.treebank if options.treebank in PARSERS else "gum")
+    if options.sizes.vocab_size != PARSERS[options.preset][0].vocab_size:
+        raise ValueError("--vocab-size: the trees give a parser its symbols, leave it out")
     for name, least in (("extra", 0), ("copies", 1), ("min_frequency", 1), ("word_dropout", 0)):
         if (number := getattr(options, name)) is not None and not least <= number < float("inf"):
             raise ValueError(f"--{name.replace('_', '-')} {number}: give {least} or more")

@@ -38,9 +38,24 @@ def _check_train(options):
     if options.average is not None:
         _check_average(options.average, training)
         options.training = replace(training, keep_last=max(training.keep_last, options.average))
+    preset = loop.PRESETS[options.preset][0]
+    if (options.tokenizer or "").endswith(".model") and (
+            options.sizes.vocab_size != preset.vocab_size):
+        raise ValueError(f"{options.tokenizer} has its own size: leave --vocab-size out")
     if folder and not options.resume and checkpoints.run_checkpoints(folder):
         raise FileExistsError(f"{folder} holds checkpoints already: give --resume, or a new folder")
     files.check_new(options.out, checkpoints=folder, tensorboard=options.tensorboard)
+
+# %% ../notebooks/78_reproduce.ipynb #re78mem1
+def _load_in_memory(name, source, target):
+    """The corpus of a name, whose training pairs are a list; ValueError for one that is larger."""
+    known = corpora.CORPORA.get(name)
+    large = known is not None and known.archives  # said before they are downloaded
+    corpus = None if large else corpora.load_corpus(name, None, source, target)
+    if large or not isinstance(corpus.train, list):
+        hint = f"annotated prepare {name} FOLDER --vocab-size 37000, then give FOLDER in its place"
+        raise ValueError(f"{name} is too large to be held in memory: {hint}")
+    return corpus
 
 # %% ../notebooks/78_reproduce.ipynb #967a33f2
 def _corpus_with_tokenizer(options, start=None):
@@ -62,10 +77,7 @@ def _corpus_with_tokenizer(options, start=None):
             raise ValueError(f"{name} was prepared with another tokenizer than {options.start} has")
         return corpus, corpus.tokenizer
     source, target = start.languages if start else (None, None)
-    corpus = corpora.load_corpus(name, None, options.source or source, options.target or target)
-    if not isinstance(corpus.train, list):
-        hint = f"annotated prepare {name} FOLDER --vocab-size 37000, then give FOLDER in its place"
-        raise ValueError(f"{name} is too large to be held in memory: {hint}")
+    corpus = _load_in_memory(name, options.source or source, options.target or target)
     if start is not None:
         if options.normalize:
             raise ValueError("--from brings a tokenizer with its form: leave --normalize out")
@@ -162,6 +174,8 @@ def train_and_save(options, build=None, loss=None):
 
     build, loss: as for `train_on`, in place of the builder of the options and the loss in chunks.
     """
+    if build and (options.start or options.builder != "transformer"):
+        raise ValueError("this script builds the model itself: leave --from and --builder out")
     build = build or (lambda config: fast.prepare(
         start.model if start else builders.build_model(config, options.builder)))
     fast.keep_memory()
@@ -171,6 +185,8 @@ def train_and_save(options, build=None, loss=None):
         first = distributed.ranks()[0] == 0
         start = _start(options)
         corpus, tokenizer = _corpus_with_tokenizer(options, start)
+        tokenizer.normalizer = replace(  # which the checkpoints of the run keep
+            tokenizer.normalizer, languages=(corpus.source_language, corpus.target_language))
         config = (start.model.config if start else
                   replace(options.sizes, vocab_size=len(tokenizer)))
         if options.checkpoints:
@@ -195,8 +211,9 @@ def _split_to_score(options, source, target):
     """(pairs, references) that the options name; ValueError for those that cannot be scored."""
     from annotated.translation import scores
 
-    corpus = corpora.load_corpus(options.corpus, None, source, target)
-    plain = corpora.load_corpus(options.references or options.corpus, None, source, target)
+    plain = corpus = corpora.load_corpus(options.corpus, None, source, target)
+    if options.references:
+        plain = corpora.load_corpus(options.references, None, source, target)
     if not (pairs := getattr(corpus, options.split)):
         raise ValueError(f"{options.corpus} has no split {options.split}: it has "
                          f"{', '.join(corpus.splits())}")
@@ -220,6 +237,7 @@ def score(options, command):
 
     path = options.results / f"{options.split}.json"
     files.check_output(path)
+    check_beam(options.beam, options.alpha)
     fast.keep_memory()
     saved = load(options.model)
     weights = checkpoints.check_folder(options.model)[checkpoints.WEIGHTS]

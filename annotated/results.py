@@ -12,6 +12,7 @@ import os
 import platform
 import subprocess
 import time
+from functools import partial
 from pathlib import Path
 
 from annotated.files import CHECKOUT, write_json, write_text
@@ -95,14 +96,19 @@ def counting_seconds(folder):
 
 # %% ../notebooks/81_results.ipynb #1b78f6e8
 def provenance():
-    """What a result records about its code: {"revision": commit or None, "date": today}."""
-    revision = None
+    """What a result records about its code: {"revision": commit or None, "date": today}.
+
+    If tracked code differs from that commit, "uncommitted changes" is True.
+    """
+    facts = {"revision": None, "date": time.strftime("%Y-%m-%d", time.gmtime())}
     if (CHECKOUT / ".git").exists():
-        command = ["git", "rev-parse", "HEAD"]
+        git = partial(subprocess.run, cwd=CHECKOUT, capture_output=True, text=True)
         with contextlib.suppress(OSError):  # there is no git
-            run = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True)
-            revision = run.stdout.strip() or None
-    return {"revision": revision, "date": time.strftime("%Y-%m-%d", time.gmtime())}
+            facts["revision"] = git(["git", "rev-parse", "HEAD"]).stdout.strip() or None
+            changes = git(["git", "diff", "--quiet", "HEAD", "--", "*.py", "*.ipynb", "*.sh"])
+            if changes.returncode == 1:
+                facts["uncommitted changes"] = True
+    return facts
 
 # %% ../notebooks/81_results.ipynb #924269f8
 def made_at(facts):

@@ -132,9 +132,10 @@ class Translator(Checkpoint):
                attention=False, block=10_000):
         """Yield a translation of each sentence (6.1); `block` of them are in memory at a time.
 
-        engine, precision: names as for `make_engine`, or an engine. n_best, attention: yield what
-        `best_translations` gives, so many hypotheses, with attention on request. ValueError for
-        these with another engine, and for what `check_beam` and `make_engine` refuse.
+        engine: a name as for `make_engine`, with its precision, or an `Engine`, which has one.
+        n_best, attention: yield what `best_translations` gives, so many hypotheses, with attention
+        on request. ValueError for these with another engine, and for what `check_beam` and
+        `make_engine` refuse.
         """
         in_detail, device = n_best is not None or attention, next(self.model.parameters()).device
         n_best = 1 if n_best is None else n_best
@@ -152,7 +153,8 @@ class Translator(Checkpoint):
 
         sentences, unknown = iter(sentences), {}
         while some := list(islice(sentences, block)):
-            unknown |= dict.fromkeys(self.tokenizer.unknown_words(some, self.languages[0]))
+            if len(unknown) < 6:  # that many tell `report_unknown` of more than five
+                unknown |= dict.fromkeys(self.tokenizer.unknown_words(some, self.languages[0]))
             if isinstance(engine, str):
                 engine = make_engine(engine, self, precision, some)
             for sentence, parts in zip(some, decode_parts(self, some, decode, 4096 // beam),
@@ -167,15 +169,15 @@ class Translator(Checkpoint):
         save_checkpoint(folder, self.model, self.tokenizer, **self.info)
 
 # %% ../notebooks/68_translator.ipynb #tl000013
-def load(folder=None, device="cpu", build=None):
+def load(folder=None, device="cpu"):
     """The `Translator` in a folder that `annotated train` or its `save` wrote, or the book's own.
 
-    device: a name, or "auto" for the first available of cuda, mps and cpu. build: as for
-    `load_checkpoint`. Raises what that raises, and ValueError for a device that cannot be used or a
+    device: a name, or "auto" for the first available of cuda, mps and cpu. Raises
+    what `load_checkpoint` raises, and ValueError for a device that cannot be used or a
     folder without a tokenizer.
     """
     device = distributed.check_device(distributed.choose_device(device))
-    saved = book_model() if folder is None else load_checkpoint(folder, device, build)
+    saved = book_model() if folder is None else load_checkpoint(folder, device)
     if saved.tokenizer is None:
         raise ValueError(f"{folder} has no tokenizer to translate with: give a folder that "
                          "`annotated train` has saved")

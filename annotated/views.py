@@ -18,7 +18,7 @@ from annotated.files import write_text
 from annotated.model.multi_head import record_attention
 from annotated.training.checkpoints import book_model
 from annotated.training.loop import evaluating
-from annotated.translation.search import check_beam, encode_texts, search
+from annotated.translation.search import as_line, check_beam, encode_texts, search
 
 # %% ../notebooks/72_views.ipynb #vw000008
 def _close(views):
@@ -102,9 +102,10 @@ def look(sentence, saved=None, beam=4, alpha=0.6):
         stack, _, number, part = path.split(".")
         kind = "cross" if part == "cross_attention" else stack
         weights[f"{kind} {int(number) + 1}"] = block[0].float().cpu()
-    top = logits.float().softmax(dim=-1).topk(min(5, logits.size(-1)))
+    known = logits.float().softmax(dim=-1)[:, : len(tokenizer)]  # a model may have rows to spare
+    top = known.topk(min(5, known.size(-1)))
     top_tokens = [list(zip(tokenizer.pieces(some), p, strict=True))
                  for some, p in zip(top.indices.tolist(), top.values.tolist(), strict=True)]
     written = tokenizer.pieces(steps)
-    return Look(sentence, tokenizer.decode(ids), tokenizer.pieces(source), written, weights,
-                top_tokens)
+    return Look(sentence, as_line(ids, tokenizer, sentence), tokenizer.pieces(source), written,
+                weights, top_tokens)

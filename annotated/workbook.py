@@ -88,8 +88,9 @@ def _exercise_cells(page, solutions):
 
 # %% ../notebooks/67_workbook.ipynb #wb000013
 HOW = """**Workbook.** Where a cell says `...`, write the code, run the cell, then the check below.
-Hints fold open. Keep helpers in cells of definitions and imports alone: no others are read from a
-terminal or by the last notebook, save for the answers to exercises: these are numbers, True or
+Hints fold open. `annotated check` and the last notebook run all imports, all definitions and the
+answers to exercises; an assignment only in a cell that defines something and holds nothing but
+definitions, imports and assignments. Keep helpers in such cells. Answers are numbers, True or
 False. Outputs that are there already come from the library."""
 
 # %% ../notebooks/67_workbook.ipynb #wb000014
@@ -122,7 +123,7 @@ def _workbook_page(path, module, chosen, solutions):
 # %% ../notebooks/67_workbook.ipynb #wb000015
 LAST = {
     "title": "# A model of your own parts\n\nParts whose checks pass go into the model, the library"
-             " stands in for the others. Training takes two to three minutes on two cores.",
+             " stands in for the others. Training takes about five minutes on two cores.",
     "read": """from annotated.workbook import compare_bleu, read_parts, train_parts
 
 parts, faults = read_parts(".")  # runs the definitions of the notebooks in this folder
@@ -180,8 +181,8 @@ def _names(code):
 def run_definitions(path, space):
     """Run a notebook's imports and definitions in `space`; {name: what its cell raised, or None}.
 
-    Assignments count in cells that hold definitions and imports alone; a cell with answers to an
-    exercise is run as it is.
+    Assignments count in a cell with definitions that holds nothing but these, imports and
+    assignments; a cell with answers to an exercise is run as it is.
     """
     found = {}
     for code in _code_cells(path):

@@ -7,13 +7,13 @@ from unittest import mock
 import pytest
 import sacrebleu
 import torch
-from helpers import TEXTS, one_thread
+from helpers import ROOT, TEXTS, one_thread
 from test_cli import SMALL, refused, run, write_corpus
 from torch.nn import functional as F
 
 from annotated import load_checkpoint, save_checkpoint, translate
 from annotated.data.tokenizers import BEGIN, END
-from annotated.data.toy_language import generate_corpus
+from annotated.data.toy_language import read_sentences
 from annotated.fast import engines
 from annotated.paper.trees import bracket_f1, parse_tree
 from annotated.results import read_json
@@ -84,7 +84,7 @@ def test_score_joins_moses_tokens_and_compares_with_the_plain_references(trained
 
 def test_parse_trains_scores_and_writes(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    trees = [sentence.tree for sentence in generate_corpus()["train"][:47]]
+    trees = [sentence.tree for sentence in read_sentences(ROOT / "data/toy/valid.tsv")[:47]]
     Path("own").mkdir()
     for split, some in (("train", trees[:40]), ("dev", trees[40:41]), ("test", trees[41:])):
         lines = "".join(f"{tree}\n" for tree in some)
@@ -121,6 +121,7 @@ def test_parse_trains_scores_and_writes(tmp_path, monkeypatch, capsys):
     assert len(Path("parsed.trees").read_text().splitlines()) == 1
     assert parse("--sentences", 1)[1]["greedy"] == 1  # the model is there: scored, not trained
     assert "with average 2, not 1: " in refused("parse", [*command, "--average", 1], capsys)
+    assert "leave it out" in refused("parse", [*command, "--vocab-size", 9], capsys)
     assert Path("model/model.safetensors").read_bytes() == before
     valid, counts = parse("--split", "valid")
     assert counts["greedy"] == 1 and "scored on valid" in valid["data"]

@@ -26,13 +26,20 @@ def test_every_file_names_its_revision(path):
     assert all(re.fullmatch(r"[0-9a-f]{40}", record["revision"]) for record in records)
 
 
-def test_provenance_names_the_commit():
-    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    if head.returncode:
-        pytest.skip("not a git checkout")
+def test_provenance_names_the_commit_and_changes_to_it(tmp_path, monkeypatch):
+    def git(*words):
+        command = ["git", "-c", "user.name=a", "-c", "user.email=b", *words]
+        return subprocess.check_output(command, cwd=tmp_path, text=True).strip()
+
+    monkeypatch.setattr(written, "CHECKOUT", tmp_path)
+    (tmp_path / "a.py").write_text("1")
+    assert provenance()["revision"] is None
+    git("init", "-q"), git("add", "."), git("commit", "-q", "-m", "a")
     facts = provenance()
-    assert facts["revision"] == head.stdout.strip()
+    assert facts == {"revision": git("rev-parse", "HEAD"), "date": facts["date"]}
     assert re.fullmatch(r"20\d\d-\d\d-\d\d", facts["date"])
+    (tmp_path / "a.py").write_text("2")
+    assert provenance() == facts | {"uncommitted changes": True}
     assert made_at(facts) == f"made at {facts['revision'][:7]}"
 
 

@@ -50,6 +50,15 @@ def test_an_output_that_is_cut_off_at_the_last_position_is_shown():
     assert seen.weights["cross 1"].shape[1:] == (12, len(seen.source))
 
 
+def test_rows_to_spare_of_a_vocabulary_are_not_shown():
+    model = random_model(len(WORDS) + 1, seed=4, N=2).eval()
+    weight, saved = model.embedding.weight.data, Translator(model, WORDS, {"source_language": "en"})
+    weight[-1] = 0
+    first = WORDS.encode(look(SENTENCE, saved, beam=1).written[0], "de")[0]
+    weight[-1] = 0.9 * weight[first]  # the second best, and never the best
+    assert all(len(step) == 5 for step in look(SENTENCE, saved, beam=1).top_tokens)
+
+
 def test_rows_are_queries_and_columns_are_keys(saved):
     seen = look(SENTENCE, saved)
     chart = seen.charts()["One head at a time"].to_dict()

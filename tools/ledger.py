@@ -4,7 +4,8 @@ the results. `make sync PAGES=00` writes it to notebooks/ledger.md.
 The claims and their parts are listed in docs/claims.toml. Everything else is read from the stored
 outputs of the notebooks and from the names of the tests, so the ledger cannot contradict them. A
 part is asserted if the cells that print its figures contain an assertion. Otherwise it is measured,
-and those lines must say whether it holds. Anything missing or contradictory is an error.
+and those lines must say whether it holds. Anything missing or contradictory is an error; lines with
+a verdict that do not name the claim are compared by the kinds of verdict alone.
 """
 
 import re
@@ -19,7 +20,7 @@ from notebooks import ROOT, pages
 CLAIMS, TESTS = ROOT / "docs" / "claims.toml", ROOT / "tests"
 FIRST_LINE = re.compile(r"(?:#\|.*\n|# alt: .*\n)*# (C\d+)\b( \(measured\))?[^:\n]*: \S")
 # a verdict, or its count as in "holds: 8"
-VERDICT = re.compile(r"\b(within noise|does not|do not|fails|partly|holds)\b(?:'?: (\d+))?")
+VERDICT = re.compile(r"\b(within noise|does not|do not|fails|partly|holds|alike)\b(?:'?: (\d+))?")
 SYNONYMS = {"do not": "does not", "fails": "does not"}
 
 

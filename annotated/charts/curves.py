@@ -69,7 +69,7 @@ def training_chart(log, title=None, ax=None, fields=None):
     log: a list of rows (dicts; what a row lacks is skipped). Returns the axes. Raises ValueError
     when a column is missing.
     """
-    names = list(dict.fromkeys(name for row in log for name in row))
+    names = list(dict.fromkeys(n for row in log for n, value in row.items() if value is not None))
     series = {}
     for name in fields or [name for name in names if name.endswith("loss")]:
         rows = [row for row in log if row.get(name) is not None and "step" in row]

@@ -83,12 +83,13 @@ def _altair_part(chart, place):
     """
     spec = chart.to_dict()
     text = json.dumps(spec, ensure_ascii=True, sort_keys=True).replace("<", "\\u003c")
-    title = spec.get("title") or ""
-    title = (title.get("text", "") if isinstance(title, dict) else title) or "Attention"
+    title = spec.get("title")
+    title = title.get("text") if isinstance(title, dict) else title
+    title = title if isinstance(title, str) and title else spec.get("description", "Attention")
     follow = _FOLLOW if any(param["name"] == "dark" for param in spec.get("params", [])) else ""
     options = '{mode: "vega-lite", renderer: "svg", actions: false, ast: true}'
     start = f'vegaEmbed("#{place}", {text}, {options}){follow};'
-    return str(title), f'<div id="{place}"></div>{_table_html(spec)}', start
+    return title, f'<div id="{place}"></div>{_table_html(spec)}', start
 
 # %% ../../notebooks/95_charts_export.ipynb #fd57c744
 def _figure_part(figure):
@@ -109,7 +110,8 @@ def chart_page(charts, title=None):
     """
     if not charts:
         raise ValueError("charts is empty: give at least one axes, figure or Altair chart")
-    body, scripts, first = [f"<h1>{html.escape(title)}</h1>"] if title else [], [], title
+    first = title = as_text(title or "")
+    body, scripts = [f"<h1>{html.escape(title)}</h1>"] if title else [], []
     for number, (heading, chart) in enumerate(charts.items()):
         if hasattr(chart, "to_dict"):
             name, markup, script = _altair_part(chart, f"chart{number or ''}")
@@ -118,5 +120,6 @@ def chart_page(charts, title=None):
             make_literal(chart.figure)  # titles that were set after the drawing too
             name, markup = _figure_part(chart.figure)
         first = first or name
-        body += [f"<h2>{html.escape(heading)}</h2>"] * bool(heading) + [markup]
+        body += [f"<h2>{html.escape(as_text(heading))}</h2>"] * (heading not in ("", None))
+        body.append(markup)
     return _page(first, "".join(body), [_vega(), *scripts] if scripts else ())

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from dataclasses import asdict
 
 from annotated.data.normalization import MARKS, Normalizer
-from annotated.files import whole_file
+from annotated.files import write_text
 
 # %% ../../notebooks/70_base_tokenizer.ipynb #b0abe608
 PAD, BEGIN, END, UNKNOWN = 0, 1, 2, 3
@@ -76,13 +76,13 @@ class Tokenizer(Vocabulary, ABC):
 
     @classmethod
     def fit_corpus(cls, corpus, vocab_size, normalizer):
-        """A tokenizer learnt from a `Corpus`, as `annotated train --tokenizer` asks for it."""
+        """A tokenizer learned from a `Corpus`, as `annotated train --tokenizer` asks for it."""
         if not hasattr(cls, "fit"):
-            raise ValueError(f"{cls.__name__} cannot be learnt from a corpus: it has no fit")
+            raise ValueError(f"{cls.__name__} cannot be learned from a corpus: it has no fit")
         return cls.fit(corpus.train, vocab_size, normalizer=normalizer)
 
     def for_training(self, pairs, seed=0):
-        """Pairs of ids as training takes them: the same, unless UNKNOWN must be learnt."""
+        """Pairs of ids as training takes them: the same, unless UNKNOWN must be learned."""
         return pairs
 
     def unknown_words(self, texts, language=None):
@@ -108,8 +108,7 @@ class Tokenizer(Vocabulary, ABC):
     def save(self, path):
         """Write a JSON file, whole or not at all; `load_tokenizer` reads it."""
         data = {**self.as_dict(), "normalizer": asdict(self.normalizer)}
-        with whole_file(path) as file:
-            file.write(json.dumps(data, ensure_ascii=False).encode("utf-8"))
+        write_text(path, json.dumps(data, ensure_ascii=False))
 
 # %% ../../notebooks/70_base_tokenizer.ipynb #fac42902
 def check_texts(texts):

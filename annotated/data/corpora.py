@@ -260,12 +260,14 @@ def _order_languages(where, tags, source, target):
 
 
 # %% ../../notebooks/11_corpora.ipynb #b05956s0
-def _languages_of(folder):
-    """The languages that a folder has in `train.LANGUAGE` and in a validation split too."""
+def _languages_of(folder, source, target):
+    """The languages that a folder has in `train.LANGUAGE`, and in `valid.LANGUAGE` if in any."""
     names = set(map(plain_name, folder.iterdir()))
     tags = {name.partition(".")[2] for name in names if name.startswith("train.")}
-    return {tag for tag in tags - {"tsv", "tmx"} if tag.isidentifier() or "-" in tag
-            if any(f"{split}.{tag}" in names for split in _VALID)}
+    tags = {tag for tag in tags - {"tsv", "tmx"} if tag.isidentifier() or "-" in tag}
+    both = {tag for tag in tags if any(f"{split}.{tag}" in names for split in _VALID)}
+    likely = {"en", "de", source, target} & tags  # validation pairs may be in one file, or missing
+    return both or (likely if len(likely) > 1 else tags)
 
 # %% ../../notebooks/11_corpora.ipynb #b05956s1
 def _load_folder(folder, source, target):
@@ -281,7 +283,8 @@ def _load_folder(folder, source, target):
         return _load_rows(folder, None, source, target)
     named = re.search(r"-([a-z]{2})-([a-z]{2})$", folder.resolve().name)
     columns = named.groups() if named and find_file(folder, "train.tsv") else None
-    known = columns or _order_languages(folder, _languages_of(folder), source, target)
+    known = columns or _order_languages(
+        folder, _languages_of(folder, source, target), source, target)
     if len(known) < 2:  # a table whose columns nobody names: the first is the source
         known = tuple(dict.fromkeys([source or "en", target or "de", "de", "en"]))
     source, target = choose_languages(str(folder), known, source, target)
@@ -300,7 +303,7 @@ def _row_pairs(rows, source, target):
     """The (source, target) pairs of the rows, one at a time."""
     for row in rows:
         texts = texts_of(row)
-        yield texts[source], texts[target]
+        yield texts.get(source, ""), texts.get(target, "")
 
 
 def _load_rows(name, config, source, target):
@@ -310,7 +313,7 @@ def _load_rows(name, config, source, target):
               "valid": next((split for split in _VALID if split in rows), "validation")}
     if lacking := {splits["train"], splits["valid"]} - set(rows):
         raise ValueError(f"{name} has no split {min(lacking)}: it has {', '.join(rows)}")
-    known = _order_languages(name, texts_of(next(iter(rows["train"]))), source, target)
+    known = _order_languages(name, texts_of(next(iter(rows["train"]), {})), source, target)
     if len(known) < 2:
         raise ValueError(f"{name} has no two columns of text, such as en and de: {known}")
     source, target = choose_languages(str(name), known, source, target)

@@ -6,7 +6,6 @@
 __all__ = []
 
 # %% ../../notebooks/82_downloads.ipynb #d1096ac3
-import json
 import tarfile
 import zipfile
 from dataclasses import dataclass, field
@@ -15,16 +14,16 @@ from pathlib import Path
 from filelock import FileLock
 
 from annotated.files import DAMAGE, open_text, sha256_of, write_json
+from annotated.results import read_json
 
 # %% ../../notebooks/82_downloads.ipynb #fc427727
 def _read_records(folder):
     """The contents of `downloads.json` in a folder: {file name: {"address", "sha256", "bytes"}}."""
     path = Path(folder) / "downloads.json"
     try:
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        return read_json(path) if path.is_file() else {}
     except ValueError as error:
-        hint = "delete it; it is written anew at the next download"
-        raise ValueError(f"{path} is damaged ({error}): {hint}") from error
+        raise ValueError(f"{error}; delete it: the next download writes it anew") from None
 
 # %% ../../notebooks/82_downloads.ipynb #4c2d2db3
 def check_digest(path, digests):
@@ -38,21 +37,11 @@ def check_digest(path, digests):
         raise ValueError(f"{path} has the SHA-256 digest {got}, expected {expected}: {hint}")
 
 # %% ../../notebooks/82_downloads.ipynb #3530093d
-def _check_length(reply, **_):
-    """Raise a ConnectionError for a reply whose completeness could not be checked."""
-    import requests
-
-    known = "Content-Length" in reply.headers or "Transfer-Encoding" in reply.headers
-    if reply.ok and not reply.is_redirect and not known:
-        raise requests.ConnectionError("the server does not say how long the file is")
-
-
 def fetch(address, path, sha256=None, timeout=30, attempts=4):
     """Download `address` to `path`, whole or not at all, with a progress bar; returns the digest.
 
     timeout: seconds of silence after which an attempt is given up; attempts: how many are made.
-    Raises ValueError where the digest is not `sha256`, ConnectionError where the download fails,
-    and, without a digest, where the server does not say how long the file is.
+    Raises ValueError where the digest is not `sha256`, ConnectionError where the download fails.
     """
     # here: pooch warns of widgets that are missing, and corpora that are there need neither
     import pooch
@@ -63,8 +52,7 @@ def fetch(address, path, sha256=None, timeout=30, attempts=4):
                          urls={path.name: address}, retry_if_failed=attempts - 1)
     # a name of our own: some servers turn away the one that requests gives; the bytes as they are
     headers = {"User-Agent": "Mozilla/5.0 (compatible; annotated)", "Accept-Encoding": "identity"}
-    download = pooch.HTTPDownloader(progressbar=True, timeout=timeout, headers=headers,
-                                    hooks=None if sha256 else {"response": _check_length})
+    download = pooch.HTTPDownloader(progressbar=True, timeout=timeout, headers=headers)
     try:
         store.fetch(path.name, downloader=download)
     except requests.RequestException as error:

@@ -11,7 +11,7 @@ from itertools import zip_longest
 from xml.etree import ElementTree
 
 from annotated.data.normalization import base_language
-from annotated.files import open_text, optional, stream_lines
+from annotated.files import open_text, stream_lines
 
 # %% ../../notebooks/71_formats.ipynb #e5bd3642
 def read_pairs(source_path, target_path, members=(None, None), errors="strict"):
@@ -137,7 +137,9 @@ def stream_rows(name, config=None):
     name: of a data set on the hub, or of a folder of parquet files; config: one of its
     configurations. ImportError where the library is missing.
     """
-    return optional("datasets").load_dataset(str(name), config, streaming=True)
+    from datasets import load_dataset
+
+    return load_dataset(str(name), config, streaming=True)
 
 
 def texts_of(row):

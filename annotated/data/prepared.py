@@ -7,7 +7,6 @@ __all__ = ['load_prepared', 'prepare_corpus']
 
 # %% ../../notebooks/83_prepared.ipynb #88db6e15
 import contextlib
-import json
 import mmap
 import random
 import re
@@ -27,6 +26,7 @@ from annotated.data.cleaning import clean_pairs, loss_warning
 from annotated.data.corpora import CORPORA, choose_languages, load_corpus
 from annotated.data.tokenizers import SubwordTokenizer, fit_tokenizer, load_tokenizer
 from annotated.files import sha256_of, whole_folder, write_json
+from annotated.results import read_json
 
 # %% ../../notebooks/83_prepared.ipynb #f1b641ec
 _FILES = ("ids.bin", "offsets.bin", "lengths.bin")
@@ -41,7 +41,7 @@ class EncodedPairs(PairArrays):
 
     def __init__(self, folder, check=False):
         self.folder, self.maps = Path(folder), []
-        self.manifest = json.loads((self.folder / "manifest.json").read_text(encoding="utf-8"))
+        self.manifest = read_json(self.folder / "manifest.json")
         self.digest = sha256_of(self.folder / "manifest.json")
         ids, offsets, lengths = (self._map(file, dtype, check) for file, dtype in
                                  zip(_FILES, (self.manifest["dtype"], "<i8", "<i4"), strict=True))
@@ -105,7 +105,7 @@ def write_encoded(pairs, tokenizer, folder, source_language="en", target_languag
                     report(count + dropped, sum(file.tell() for file in files))
         if not count:
             why = f"{dropped} were longer than max_length={max_length}"
-            raise ValueError(f"no pairs to encode into {folder} ({why})")
+            raise ValueError(f"no pairs to encode as {Path(folder).name} ({why})")
         facts = {file: {"bytes": (part / file).stat().st_size, "sha256": sha256_of(part / file)}
                  for file in _FILES}
         write_json(part / "manifest.json", {
@@ -120,8 +120,8 @@ class PrepareOptions:
     """Settings for encoding a corpus (section 5.1); ValueError for a bad share or copies."""
 
     vocab_size: int  # pieces of the joint vocabulary
-    model: str = "bpe"  # how they are learnt: "bpe", "wordpiece" or a kind in TOKENIZERS
-    share: float = 1.0  # of the training pairs, drawn at random, that they are learnt from
+    model: str = "bpe"  # how they are learned: "bpe", "wordpiece" or a kind in TOKENIZERS
+    share: float = 1.0  # of the training pairs, drawn at random, that they are learned from
     max_length: int = 250  # maximum number of words, and then of tokens, of a side
     max_ratio: float = 3.0  # maximum number of words of the longer side per word of the shorter
     seed: int = 0  # of the share and of the copies
@@ -192,7 +192,7 @@ def load_prepared(folder, check=False):
         raise FileNotFoundError(f"{folder} holds no prepared corpus: make one with `annotated "
                                 f"prepare NAME {folder} --vocab-size 37000`")
     try:
-        facts = json.loads((folder / "prepared.json").read_text(encoding="utf-8"))
+        facts = read_json(folder / "prepared.json")
         name, languages, digests = facts["corpus"], facts["languages"], facts["digests"]
     except (ValueError, KeyError, TypeError) as error:
         what = f"{folder / 'prepared.json'} is damaged ({error})"
@@ -234,7 +234,7 @@ def prepare_corpus(name, folder, vocab_size, *, root=None, source_language=None,
         elif not (folder / "prepared.json").is_file():
             raise ValueError(f"{folder} exists and holds no prepared corpus: give another folder, "
                              "or move this one away")
-    prepared, languages = load_prepared(folder), (source_language, target_language)
+    prepared, languages = load_prepared(folder, check=True), (source_language, target_language)
     if name in CORPORA:
         languages = choose_languages(name, CORPORA[name].languages, *languages)
     wanted = {"corpus": str(name), **asdict(options), "normalize": list(options.normalize),

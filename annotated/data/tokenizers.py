@@ -20,7 +20,7 @@ from annotated.data.base_tokenizer import BEGIN as BEGIN
 from annotated.data.base_tokenizer import END as END
 from annotated.data.base_tokenizer import PAD as PAD
 from annotated.data.base_tokenizer import SPECIAL_PIECES, UNKNOWN, Tokenizer, training_texts
-from annotated.data.normalization import MARKS, Normalizer, base_language, frequent_marks
+from annotated.data.normalization import Normalizer, base_language, frequent_marks
 from annotated.data.sentencepiece import MarianTokenizer, SentencePieceTokenizer
 
 # %% ../../notebooks/12_tokenizers.ipynb #22f15adc
@@ -76,7 +76,7 @@ def most_frequent(counts, min_frequency=1, max_size=None):
     """
     if max_size is not None and max_size <= len(SPECIAL_PIECES):
         why = f"{len(SPECIAL_PIECES)} ids are special, so it must be larger"
-        raise ValueError(f"max_size is {max_size}: {why}")
+        raise ValueError(f"a vocabulary of {max_size} ids has no room for a word: {why}")
     room = None if max_size is None else max_size - len(SPECIAL_PIECES)
     words = sorted(counts, key=lambda word: (-counts[word], word))
     return [word for word in words if counts[word] >= min_frequency][:room]
@@ -320,15 +320,8 @@ def load_tokenizer(path):
         if kind not in TOKENIZERS:
             hint = "import the module that adds it to TOKENIZERS"
             raise ValueError(f"kind {kind!r} is not one of {', '.join(TOKENIZERS)}")
-        tokenizer = TOKENIZERS[kind].from_dict(data)
-        if "normalizer" in data:
-            form = data["normalizer"]
-            tokenizer.normalizer = Normalizer(**form | {"languages": tuple(form["languages"])})
-        else:  # saved before there were any: the marks are those of the pieces
-            pieces = tokenizer.pieces(range(len(SPECIAL_PIECES), len(tokenizer)))
-            letters = "".join(mark for mark in MARKS if mark.isascii() and kind == "subwords")
-            marks = frequent_marks(Counter(letters + "".join(set("".join(pieces)) & MARKS)))
-            tokenizer.normalizer = Normalizer(marks=marks)
+        tokenizer, form = TOKENIZERS[kind].from_dict(data), data["normalizer"]
+        tokenizer.normalizer = Normalizer(**form | {"languages": tuple(form["languages"])})
         return tokenizer
     except (ImportError, OSError):  # SentencePiece is missing; the file cannot be read
         raise

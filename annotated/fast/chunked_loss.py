@@ -81,7 +81,8 @@ class ChunkedLoss(LabelSmoothingLoss):
                   weight: Float[Tensor, "vocab_size d_model"], target: Int[Tensor, "*batch"],
                   chunk=None) -> Float[Tensor, ""]:
         """chunk: tokens at a time; by default as many as have 128 MB of logits, on a GPU 256 MB,
-        but at least 512. A few tokens are computed in one piece.
+        but at least 512; without gradients, as many as would be computed in one piece. A few
+        tokens are computed in one piece.
         """
         whole = chunk or max(256, (1 << (27 if hidden.is_cuda else 20)) // len(weight))
         if target.numel() <= whole:

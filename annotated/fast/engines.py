@@ -131,7 +131,7 @@ def apart(engine, saved, sources):
     """The largest difference of a token's log P in the plain model's translations, in nats."""
     gaps, most = [0.0], saved.model.config.max_length  # where tables of positions end
     for source, output in zip(sources, search(saved.model, sources), strict=True):
-        target = [*output, END][:most]  # one that is cut off has no END
+        target = [*output[: most - 1], END]  # also one that was cut off: engines score END
         ours, plain = engine.score(source, target), _log_p(saved.model, source, target)
         gaps += (abs(a - b) for a, b in zip(ours, plain, strict=True))
     return torch.tensor(gaps).max().item()  # NaN if there is one

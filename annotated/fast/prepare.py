@@ -56,8 +56,9 @@ class KeptPositions(PreparedPart, PositionalEncoding):
     def forward(self, x: _X, start=0) -> _X:
         """x with its positions added, as by `PositionalEncoding`."""
         end = start + x.size(1)
-        if end > len(self.table) or self.table.device != x.device:
-            length = max(end, 2 * len(self.table), 256)
+        room = len(self.table)
+        if end > room or self.table.device != x.device:
+            length = max(end, 256, 2 * room if end > room else room)
             self.table = sinusoidal_encoding(length, self.d_model).to(x.device)
         return self.dropout(x + self.table[start:end].to(x.dtype))
 
@@ -68,13 +69,15 @@ _Q, _K = Float[Tensor, "batch queries d_model"], Float[Tensor, "batch keys d_mod
 class JoinedAttention(PreparedPart, MultiHeadAttention):
     """Computes Q, K and V of one input in a single product, in training under autocast.
 
-    Layers of other classes, or with a bias, are called one by one.
+    Layers of other classes, with a bias or with a weight that is computed, as pruning does, are
+    called one by one.
     """
 
     def project(self, query: _Q, key: _K, value: _K) -> tuple[Queries, Keys, Values]:
         """Return Q, K and V of all heads."""
         layers = self.W_Q, self.W_K, self.W_V
-        plain = all(type(layer) is nn.Linear and layer.bias is None for layer in layers)
+        plain = all(type(layer) is nn.Linear and layer.bias is None
+                    and isinstance(layer.weight, nn.Parameter) for layer in layers)
         low = self.training and torch.is_autocast_enabled(query.device.type)
         if query is not key or key is not value or not (plain and low):
             return super().project(query, key, value)

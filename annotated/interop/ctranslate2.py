@@ -100,11 +100,11 @@ def encode_sentences(model, tokenizer, sentences, language="en"):
     return rows
 
 # %% ../../notebooks/97_ctranslate2.ipynb #f6433a87
-def check_export(model, tokenizer, hf_folder, sentences, language="en", ctranslate2_folder=None,
-                 max_tokens=4096):
+def check_export(model, tokenizer, hf_folder, sentences, language="en", ctranslate2_folder=None):
     """Compare an export with its model on real sentences; returns the counts as a dict.
 
-    ctranslate2_folder: also compare its greedy output. ValueError for a sentence that is too long.
+    model: on the CPU; ctranslate2_folder: also compare its greedy output. ValueError for a sentence
+    that is too long.
     """
     from transformers import AutoTokenizer, MarianMTModel
 
@@ -112,7 +112,7 @@ def check_export(model, tokenizer, hf_folder, sentences, language="en", ctransla
     form = AutoTokenizer.from_pretrained(hf_folder)
     rows = encode_sentences(model, tokenizer, sentences, language)
     limits, apart, ours, theirs = [len(row) + 50 for row in rows], 0.0, {}, {}
-    for batch in token_batches([(len(row), len(row)) for row in rows], max_tokens, order="sorted"):
+    for batch in token_batches([(len(row), len(row)) for row in rows], 4096, order="sorted"):
         source, most = pad([rows[i] for i in batch]), [limits[i] for i in batch]
         real, written = source.ne(PAD), greedy_decode(model, source)
         target = pad([[BEGIN, *row] for row in written])
@@ -133,7 +133,7 @@ def check_export(model, tokenizer, hf_folder, sentences, language="en", ctransla
         "same greedy output": sum(theirs[i] == ours[i] for i in ours),
         "same text": sum(text == tokenizer.decode(ours[i]) for i, text in enumerate(texts)),
         "weights come back to the bit": kept.keys() == weights.keys() and all(
-            torch.equal(kept[name], weight.cpu()) for name, weight in weights.items())}
+            torch.equal(kept[name], weight) for name, weight in weights.items())}
     if ctranslate2_folder is not None:
         from ctranslate2 import Translator
         translator = Translator(str(ctranslate2_folder), intra_threads=torch.get_num_threads())

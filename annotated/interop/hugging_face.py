@@ -195,9 +195,9 @@ def export_to_hugging_face(model, tokenizer, folder, *, source_language="en", ta
     """Write a folder that `transformers.MarianMTModel` and `AutoTokenizer` load, with a model card.
 
     data: what it was trained on; metric: its score and on what; signature: the score's definition;
-    each in words or None. Raises ValueError for a setting that Marian lacks or a tokenizer that is
-    too large, TypeError for another kind of model or tokenizer, FileExistsError for a folder that
-    exists. Writes everything or nothing.
+    each in words or None. Raises ValueError for a setting that Marian lacks and a tokenizer that is
+    too large or of another kind, TypeError for another kind of model, FileExistsError for a folder
+    that exists. Writes everything or nothing.
     """
     activation, config = _activation(model, tokenizer), model.config
     fields = marian_fields(config, model.embedding.weight.dtype, activation)

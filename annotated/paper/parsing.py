@@ -206,20 +206,20 @@ class TreeGrammar:
         return allowed.flatten(0, 1).to(ids.device)
 
 # %% ../../notebooks/22_parsing.ipynb #515390b2
-def parse_sentences(model, vocabulary, sentences, beam=21, alpha=0.3, extra=300, max_tokens=16_384,
+def parse_sentences(model, vocabulary, sentences, beam=21, alpha=0.3, extra=300,
                     show_progress=False, constrained=False):
     """A list with a `Tree`, or a `Malformed` with the reason, for each sentence (6.3).
 
-    sentences: lists of words. beam: 1 decodes greedily. max_tokens: padded source tokens in one
-    batch, times the beam. constrained: write only what a `TreeGrammar` allows. Raises TypeError for
-    a sentence that is one string or has no word, ValueError as `beam_search` does.
+    sentences: lists of words. beam: 1 decodes greedily. constrained: write only what a
+    `TreeGrammar` allows. Raises TypeError for a sentence that is one string or has no word,
+    ValueError as `beam_search` does.
     """
     sentences = list(sentences)
     for index, words in enumerate(sentences):
         if isinstance(words, str) or not words:
             raise TypeError(f"sentences[{index}] is {words!r:.40}: give a list of its words")
     sources = [[*vocabulary.encode_words(words), END] for words in sentences]
-    trees, budget = [None] * len(sources), max(max_tokens // max(beam, 1), *map(len, sources), 0)
+    trees, budget = [None] * len(sources), max(16_384 // max(beam, 1), *map(len, sources), 0)
     lengths = [(len(source),) * 2 for source in sources]
     batches = token_batches(lengths, budget, order="sorted") if sources else []
     most = model.config.max_length if model.config.positions == "learned" else 1 << 30
@@ -317,7 +317,7 @@ def save_parser(folder, treebank, sizes, training, pairs, average=5, device="cpu
     checkpoints.save_checkpoint(
         folder, model, treebank=treebank.name, trees=treebank.digest(), pairs=pairs,
         training=asdict(training), left_out=left_out, seconds=seconds(), log=log,
-        averaged=[path.name for path in last],
+        average=average, averaged=[path.name for path in last],
         vocabulary={"symbols": vocabulary.symbols, "words": vocabulary.words})
 
 # %% ../../notebooks/22_parsing.ipynb #506e27ff
@@ -331,7 +331,7 @@ def check_trained(folder, asked, preset):
     if not {"training", "pairs", "vocabulary"} <= saved.info.keys():
         raise ValueError(f"{folder} holds no parser: give another --out")
     before = asdict(saved.model.config) | saved.info["training"] | saved.info["pairs"]
-    before["average"] = len(saved.info.get("averaged", ()))
+    before["average"] = saved.info.get("average", len(saved.info.get("averaged", ())))
     asked, preset = ({"average": None} | asdict(sizes) | asdict(training) | pairs
                      for sizes, training, pairs in (asked, preset))
     for name in sorted(asked.keys() - {"vocab_size", "keep_last"}):

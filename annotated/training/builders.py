@@ -124,6 +124,6 @@ def foreign_part(model, build=None, within=("",)):
             return f"{path}, which is {'missing' if path in expected else 'not in it'}"
         (kind, *details), (wanted, *others) = own[path], expected[path]
         if kind is not wanted:
-            return f"{path or 'the model'}, which is a {kind.__name__}, not a {wanted.__name__}"
+            return f"{path or 'the model'}, whose class is {kind.__name__}, not {wanted.__name__}"
         return f"{path}, which has {details}, not {others}"
     return None

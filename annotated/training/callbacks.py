@@ -132,8 +132,8 @@ class InterruptHandler(Callback):
             run.stop_requested = True
             if number == signal.SIGINT:
                 signal.signal(number, self.before.pop(number))
-                print("\ninterrupted: saving a checkpoint after this step; press Ctrl-C again to "
-                      "end at once", file=sys.stderr)
+                print("\ninterrupted: saving a checkpoint within a few steps; press Ctrl-C again "
+                      "to end at once", file=sys.stderr)
 
         for name in ("SIGTERM", "SIGHUP", "SIGINT"):  # Windows has no SIGHUP
             number = getattr(signal, name, None)

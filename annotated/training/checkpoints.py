@@ -162,7 +162,8 @@ def load_checkpoint(folder, device="cpu", build=None):
     builder = info.pop("builder", "transformer")
     if build is None and builder not in BUILDERS:
         raise ValueError(f"checkpoint {folder}, file {INFO}: the builder {builder!r} is not in "
-                         "BUILDERS; import the module that adds it, or give its function as build=")
+                         "BUILDERS; import the module that adds it, or give its function "
+                         "to load_checkpoint as build=")
     with torch.random.fork_rng(devices=[]):
         model = build(config) if build else build_model(config, builder)
     model.builder = builder
@@ -181,7 +182,7 @@ def load_checkpoint(folder, device="cpu", build=None):
 def run_checkpoints(run_folder, scheduled=False):
     """The folders of the training checkpoints in a run folder, oldest first.
 
-    scheduled: leave out those that were written because of a SIGTERM, as an average does.
+    scheduled: leave out those that were written because of an interruption, as an average does.
     """
     folders = [folder for folder in Path(run_folder).glob("step-*") if folder.name[5:].isdecimal()]
     return sorted((folder for folder in folders if not scheduled or _on_schedule(folder)),

@@ -43,7 +43,8 @@ class TrainingConfig:
     """
 
     steps: int = 100_000  # updates
-    max_tokens: int = 25_000  # padded tokens per side in one batch, over all processes
+    # padded tokens per side in one batch, over all processes; a GPU pads on to a multiple of 8
+    max_tokens: int = 25_000
     accumulate: int = 1  # micro-batches into which each process divides its share of a batch
     schedule: str = "noam"  # of the learning rate: a name in SCHEDULES
     warmup: int = 4000  # updates in which the learning rate rises
@@ -245,8 +246,10 @@ def train(model, train_pairs, valid_pairs, config, show_progress=True, run_folde
     train_arrays, valid_arrays = as_arrays(train_pairs), as_arrays(valid_pairs)
     check_fit(config.max_tokens, train_pairs=train_arrays, valid_pairs=valid_arrays)
     if model.config.positions == "learned":
-        check_fit(model.config.max_length, "max_length", train_pairs=train_arrays,
-                  valid_pairs=valid_arrays)
+        padded = PAD_TO_MULTIPLE.get(next(model.parameters()).device.type, 1)
+        check_fit(model.config.max_length // padded * padded, "max_length",
+                  train_pairs=train_arrays)
+        check_fit(model.config.max_length, "max_length", valid_pairs=valid_arrays)
     run = start_run(model, config, (train_pairs, valid_pairs), run_folder, tokenizer)
     loader = BatchLoader(train_arrays, config, run.device, run.position)
     criterion = loss(config.label_smoothing, model.config.pad_id, reduction="sum")

@@ -26,7 +26,6 @@ from annotated.training.distributed import (
     run_on_rank_zero,
     seed_rank,
 )
-from annotated.training.schedule import NoamSchedule
 
 # %% ../../notebooks/85_run_state.ipynb #3c7528b6
 def run_facts(model, config, pairs, tokenizer=None):
@@ -146,7 +145,7 @@ class RunState(Progress):
 
     model: Transformer
     optimizer: torch.optim.Optimizer
-    schedule: NoamSchedule
+    schedule: torch.optim.lr_scheduler.LRScheduler
     config: object  # a `TrainingConfig`
     facts: dict | None = None  # what must be the same when the run goes on
     finished: bool = False  # nothing is left to do; a callback may say so, on all ranks

@@ -184,9 +184,9 @@ def _write(report, hypotheses, path, facts):
     facts = {**facts, **asdict(report), "sentence_file": path.with_suffix(".txt").name,
              "sentence_sha256": hashlib.sha256(text).hexdigest()}
     facts = json.dumps(facts, indent=1, ensure_ascii=False, allow_nan=False)
-    # Both are complete on the disk before the first of them, the inner one, takes its name.
     with whole_file(path) as summary, whole_file(path.with_suffix(".txt")) as sentences:
         summary.write(facts.encode("utf-8") + b"\n")
+        summary.flush()  # a full disk is noticed here, before the inner file takes its name
         sentences.write(text)
 
 # %% ../../notebooks/19_scores.ipynb #f4c83a47

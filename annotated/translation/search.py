@@ -180,14 +180,14 @@ def greedy_decode(model, source: Int[Tensor, "batch n"], extra=50, steps=Increme
 
 # %% ../../notebooks/18_search.ipynb #f25ca2a4
 def sample(model, source: Int[Tensor, "batch n"], temperature=1.0, top_k=None, top_p=None, seed=0,
-           extra=50, steps=IncrementalDecoder):
+           extra=50):
     """Draw each next token by its probability; arguments, result and errors as in `generate`.
 
     temperature: divides the logits; top_k: draw among the k most probable tokens; top_p: among the
     fewest tokens that together have this probability (Holtzman et al., 2020). Raises ValueError for
     settings that leave nothing to draw, and for logits that are NaN.
     """
-    for name, value, fits in (("temperature", temperature, 1e-6 < temperature < 1e6),
+    for name, value, fits in (("temperature", temperature, 1e-6 <= temperature <= 1e6),
                               ("top_k", top_k, top_k is None or top_k >= 1),
                               ("top_p", top_p, top_p is None or 0 < top_p <= 1)):
         if not fits:
@@ -205,7 +205,7 @@ def sample(model, source: Int[Tensor, "batch n"], temperature=1.0, top_k=None, t
             p[p.cumsum(dim=1) - p >= top_p] = 0.0  # those before it have enough already
         return tokens.gather(1, p.multinomial(1, generator=generator))
 
-    return generate(model, source, draw, extra, steps)
+    return generate(model, source, draw, extra)
 
 # %% ../../notebooks/18_search.ipynb #d1a37798
 def length_penalty(length, alpha):
@@ -324,19 +324,19 @@ def beam_search(model, source: Int[Tensor, "batch n"], beam=4, alpha=0.6, extra=
     return results
 
 # %% ../../notebooks/18_search.ipynb #1daa23fc
-def search(model, sources, beam=1, alpha=0.6, steps=IncrementalDecoder):
+def search(model, sources, beam=1, alpha=0.6):
     """Translate lists of ids (with end tokens) greedily, or with a beam above 1; return lists."""
     source = pad(sources).to(next(model.parameters()).device)
     if beam == 1:
-        return greedy_decode(model, source, steps=steps)
-    return [best[0][0] for best in beam_search(model, source, beam, alpha, steps=steps)]
+        return greedy_decode(model, source)
+    return [best[0][0] for best in beam_search(model, source, beam, alpha)]
 
 # %% ../../notebooks/18_search.ipynb #324bce5e
 def encode_texts(sentences, tokenizer, language="en"):
-    """Return the ids of each sentence, END last, and an empty list for a blank one."""
-    sentences = list(sentences)
-    return [[] if is_blank(sentence) else [*ids, END] for sentence, ids in zip(
-        sentences, tokenizer.encode_batch(sentences, language), strict=True)]
+    """Return the ids of each sentence, END last, and an empty list for one that says nothing."""
+    texts = list(sentences)
+    return [[] if not ids or is_blank(text.removeprefix(tokenizer.prefix(text))) else [*ids, END]
+            for text, ids in zip(texts, tokenizer.encode_batch(texts, language), strict=True)]
 
 
 def decode_all(sources, decode, max_tokens=4096):

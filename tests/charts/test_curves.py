@@ -38,6 +38,8 @@ def test_training_chart_draws_the_losses_and_skips_gaps():
         "train loss": [[1, 3], [2, 2]], "valid loss": [[2, 2.5]]}
     rates = charts.training_chart(rows, fields=["lr"])
     assert len(rates.lines) == 1 and (ax.get_ylabel(), rates.get_ylabel()) == ("loss", "lr")
+    skipped = charts.training_chart([{"step": 1, "train_loss": None, "valid_loss": 2.5}])
+    assert [line.get_label() for line in skipped.lines] == ["valid loss"]
     with pytest.raises(ValueError, match=r"log has the columns .* but no 'bleu'"):
         charts.training_chart(rows, fields=["bleu"])
 

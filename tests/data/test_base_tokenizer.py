@@ -40,6 +40,6 @@ def test_texts_that_are_no_texts(texts, error, message):
 def test_a_subclass_says_what_it_lacks():
     with pytest.raises(NotImplementedError, match="Letters has no from_dict: write one"):
         Letters.from_dict({})
-    with pytest.raises(ValueError, match="Letters cannot be learnt from a corpus: it has no fit"):
+    with pytest.raises(ValueError, match="Letters cannot be learned from a corpus: it has no fit"):
         Letters.fit_corpus(None, 9, None)
     assert Letters().for_training([1]) == [1] and Letters().unknown_words(["a"]) == []

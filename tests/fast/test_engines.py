@@ -1,6 +1,7 @@
 """Each engine against the plain model: what it writes, refuses, and where it falls back."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -51,6 +52,12 @@ def test_an_engine_writes_and_scores_as_the_plain_model(saved, name, precision, 
         assert engine(SOURCES) == plain
         if name != "ctranslate2":  # its length penalty is another one
             assert engine(SOURCES, beam=3) == search(saved.model, SOURCES, beam=3)
+
+
+def test_an_engine_is_taken_though_a_translation_is_cut_off(saved):
+    saved.model.config = replace(saved.model.config, max_length=12)
+    assert max(map(len, search(saved.model, SOURCES[: len(PAIRS)]))) >= 12
+    assert make_engine("ctranslate2", saved, sentences=[text for text, _ in PAIRS]).name != "torch"
 
 
 def test_a_model_that_an_engine_does_not_know_is_left_to_pytorch(saved, capfd, monkeypatch):

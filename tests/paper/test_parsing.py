@@ -256,6 +256,9 @@ def test_with_patience_the_parser_is_the_mean_of_the_checkpoints_up_to_the_best(
     parsing.check_trained(tmp_path / "parser", preset, preset)
     with pytest.raises(ValueError, match="trained with copies 1, not 3: give another --out"):
         parsing.check_trained(tmp_path / "parser", (*preset[:2], PAIRS | {"copies": 3}), preset)
+    asked = iter([2.0, 3.0, 3.0])  # only two checkpoints up to the best
+    parsing.save_parser(tmp_path / "short", TINY_BANK, *preset, average=3, show_progress=False)
+    parsing.check_trained(tmp_path / "short", (*preset[:2], PAIRS | {"average": 3}), preset)
 
 
 # Decoding under the grammar

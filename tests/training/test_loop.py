@@ -144,7 +144,7 @@ def test_training_has_dropout_and_bf16_and_validation_neither():
 
 
 @pytest.mark.parametrize("split", ["train_pairs", "valid_pairs"])
-def test_pairs_that_cannot_be_used_are_refused_before_the_first_step(split):
+def test_pairs_that_cannot_be_used_are_refused_before_the_first_step(split, monkeypatch):
     model = tiny()
     too_long = [PAIRS[0], ([4] * 20, [5])]
     for pairs, message in (([], f"{split} is empty"),
@@ -155,6 +155,9 @@ def test_pairs_that_cannot_be_used_are_refused_before_the_first_step(split):
     assert torch.equal(state(model), state(tiny()))
     with pytest.raises(ValueError, match="more than max_length=4: raise max_length"):
         train(tiny(positions="learned", max_length=4), PAIRS, PAIRS, QUICK, False)
+    monkeypatch.setattr(loop, "PAD_TO_MULTIPLE", {"cpu": 8})  # as on a GPU
+    with pytest.raises(ValueError, match="more than max_length=8: raise max_length"):
+        train(tiny(positions="learned", max_length=15), [([4] * 9, [5])] * 2, PAIRS, QUICK, False)
 
 
 def test_a_run_that_diverges_says_so():

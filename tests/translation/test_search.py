@@ -88,12 +88,11 @@ def best_of_beam(model, source, *given, **options):
 
 
 @examples(30)
-@given(kinds, short_sources, st.integers(0, 9), alphas)
-def test_c26_greedy_with_a_cache_in_a_batch_is_the_naive_loop_alone(kind, sources, extra, alpha):
+@given(kinds, short_sources, st.integers(0, 9))
+def test_c26_greedy_with_a_cache_in_a_batch_is_the_naive_loop_alone(kind, sources, extra):
     model, source = small(**kind), pad(sources)
     expected = [plain_beam(model, ids, 1, 0.0, extra)[0][0] for ids in sources]
     assert greedy_decode(model, source, extra) == expected
-    assert best_of_beam(model, source, beam=1, alpha=alpha, extra=extra) == expected
 
 
 def watched(model):
@@ -304,8 +303,10 @@ def test_translation_is_the_best_of_the_beam_for_each_text_alone(model):
     assert len(seen) == 3, "neither beam nor alpha matters: a test that cannot fail"
 
 
-def test_blank_sentences_are_not_shown_to_the_model(model):
-    assert translate(["", " \t", "\u2028"], model, WORDS, engine=lambda *_: 1 / 0) == ["", "", ""]
+def test_sentences_that_say_nothing_are_not_shown_to_the_model(model, monkeypatch):
+    monkeypatch.setattr(WORDS, "prefix", lambda text: ">>de<<")  # as Marian's languages
+    nothing = ["", " \t", "\u2028", "\x1b[0m", ">>de<< "]
+    assert translate(nothing, model, WORDS, engine=lambda *_: 1 / 0) == [""] * 5
     assert translate([], model, WORDS) == []
 
 
