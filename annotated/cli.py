@@ -74,7 +74,7 @@ def _translate(arguments):
     out = (files.whole_file(output) if output != "-" else
            nullcontext(sys.stdout.buffer))  # bytes, whatever encoding the terminal claims
     with out as file:
-        for row in tqdm(rows, total=count, unit=" lines", disable=output == "-"):
+        for row in tqdm(rows, total=count, unit=" lines", disable=output == "-" or None):
             line = row if isinstance(row, str) else json.dumps(row, ensure_ascii=False)
             file.write(f"{line}\n".encode())
             file.flush()

@@ -188,13 +188,13 @@ def format_cells(runs, cells, *systems):
     return " and ".join(format_values(evaluate_runs(runs, target), target) for target in targets)
 
 
-def format_decoding(runs, cell):
-    """Return what the runs measured in a cell by our engine on CTranslate2 and by PyTorch alone,
-    beside CTranslate2, and by PyTorch alone beside MarianMT.
-    """
-    on_it, alone, marian = (format_cells(runs, [cell], *systems)
-                            for systems in (*DECODERS, PYTORCH))
-    return f"by the engine on it {on_it}, by PyTorch alone {alone} ({marian} × MarianMT)"
+def format_span(runs, *systems):
+    """Return the lowest worst and the highest median of these systems in all cells of decoding."""
+    targets = [replace(find_target(f"{task}, {size}, batch {batch}"), systems=systems)
+               for size in ("base", "tiny") for task in ("greedy", "beam 4") for batch in (1, 32)]
+    found = [worst_median_best(evaluate_runs(runs, target), target) for target in targets]
+    lowest, highest = min(worst for worst, *_ in found), max(median for _, median, _ in found)
+    return f"{lowest:.2f} to {highest:.2f}"
 
 
 def format_runs(runs):
@@ -227,11 +227,10 @@ def results_row(runs):
     """Return the row on speed of results/README.md, without its last column."""
     parts = [f"training {size} in {precision} {format_target(runs, f'train, {size}', precision)}"
              for size in ("base", "tiny") for precision in ("bf16", "fp32")]
-    cells = [f"{task}, {size}, batch {batch}"
-             for size in ("base", "tiny") for task in ("greedy", "beam 4") for batch in (1, 32)]
-    parts.append("decoding, each in its quickest precision (CTranslate2 in int8, PyTorch has none)"
-                 ", × CTranslate2 called directly: " + "; ".join(
-        f"{cell}, {format_decoding(runs, cell)}" for cell in cells))
+    engine, pytorch, marian = (format_span(runs, *systems) for systems in (*DECODERS, PYTORCH))
+    parts.append("decoding (eight tasks, from the lowest worst to the highest median) by the "
+                 f"engine on CTranslate2 {engine} × CTranslate2 called directly, both in int8, by "
+                 f"PyTorch alone, which has no int8, {pytorch} × CTranslate2, {marian} × MarianMT")
     parts.append("by itself, training base in bf16 takes "
                  f"{format_target(runs, 'train, base', 'bf16', MFU)} of the measured matrix rate")
     memory = (f"{precision} {format_target(runs, 'train, base', precision, PEAK_MEMORY)}"

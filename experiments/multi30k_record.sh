@@ -39,7 +39,7 @@ name=${1:-published} split=${split:-test} trainers=${processes:-}
 unset processes  # they train; one process prepares and scores
 work=_build/multi30k_record scores=_build/multi30k_record/$name.scores
 data=$work/data
-epoch=58  # updates: 29,000 pairs of 10,000 types in batches of 8,192 tokens
+epoch=58  # updates: 29,000 pairs, a vocabulary of 10,000, batches of 8,192 tokens
 command="experiments/multi30k_record.sh"
 if [ $# != 0 ]; then
     command="${smoothed_stop:+smoothed_stop=1 }${trainers:+processes=$trainers }$command $*"

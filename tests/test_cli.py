@@ -3,6 +3,7 @@
 import gzip
 import itertools
 import json
+import os
 import re
 import subprocess
 import sys
@@ -262,11 +263,12 @@ def test_curves_without_tensorboard_are_refused(capsys, monkeypatch):
 
 
 def test_the_first_help_comes_without_torch_and_an_unknown_command_is_named(capsys):
-    code = ("import sys; from annotated.cli import main; main(['--help']); "
-            "print(sorted({'torch', 'numpy', 'spacy'} & sys.modules.keys()))")
-    said = run_python(code, cwd=ROOT)
-    assert said.splitlines()[-1] == "[]" and all(f"  {name} " in said for name in cli.COMMANDS)
-    assert main([]) == 0 and said.startswith(capsys.readouterr().out)
+    code = ("import sys; from annotated.cli import main; main(['--help']); print(sorted({'torch', "
+            "'numpy', 'spacy'} & sys.modules.keys())); main(['translate', '--help'])")
+    plain = os.environ | {"PYTHONIOENCODING": "ascii"}  # a terminal that knows no other letters
+    said, more = run_python(code, cwd=ROOT, env=plain).split("\n[]\n")
+    assert all(f"  {name} " in said for name in cli.COMMANDS) and "--n-best" in more
+    assert main([]) == 0 and capsys.readouterr().out.startswith(said)
     assert "trian: give one of train, translate" in refused("trian", ["toy"], capsys)
 
 

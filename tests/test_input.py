@@ -2,15 +2,13 @@
 
 import io
 import json
-import re
-import subprocess
 import sys
 from importlib.util import find_spec
 
 import pytest
 import sacrebleu
 import torch
-from helpers import ROOT, TEXTS, one_thread, random_model
+from helpers import TEXTS, one_thread, random_model
 from test_cli import SMALL, refused, run, write_corpus
 
 from annotated import bleu_report, prepare, scaled_dot_product_attention
@@ -221,18 +219,6 @@ def test_a_model_of_lower_case_has_no_cased_figures(own, tmp_path):
     run("export", tmp_path / "m", "--out", tmp_path / "hf", "--scores",
         tmp_path / "results" / "test.json")
     assert "- Score: BLEU, lower-cased, " in (tmp_path / "hf" / "README.md").read_text("utf-8")
-
-
-# --- translating
-
-def test_help_is_whole_where_a_terminal_knows_ascii_alone(capsys):
-    plain = subprocess.check_output([sys.executable, "-m", "annotated", "translate", "--help"],
-                                    cwd=ROOT, env={"PYTHONIOENCODING": "ascii", "PATH": "/usr/bin"})
-    with pytest.raises(SystemExit):
-        run("translate", "--help")
-    ascii_options, options = (set(re.findall(r"(?<!-)--[a-z][a-z-]*", text))
-                              for text in (plain.decode(), capsys.readouterr().out))
-    assert ascii_options == options and len(options) > 5
 
 
 # --- the library

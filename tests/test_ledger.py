@@ -23,9 +23,9 @@ says = "It helps."
 [[C2.part]]
 says = "helps"
 figure = ["C2:"]"""
-EXACT = ("# C1: the order is as printed\nassert moved == 0", "moved   by 0.00\nand more\n")
+EXACT = ("# C1: as printed\nfrom annotated import moved\nassert moved == 0", "moved   by 0\nand\n")
 MEASURED = ("#| hide\n# alt: a picture\n# C2 (measured): it helps", "C2: 3 instead of 2, holds\n")
-TESTS = "def test_c1_order(): ...\n\nclass TestMore:\n    def test_c2_helps(self): ...\n"
+TESTS = "def test_c1_order(): assert moved\n\nclass A:\n    def test_c2_helps(self): assert x\n"
 
 
 def book(folder, cells=(EXACT, MEASURED), tests=TESTS, table=TABLE):
@@ -44,6 +44,12 @@ def book(folder, cells=(EXACT, MEASURED), tests=TESTS, table=TABLE):
      "C2: no cell begins with `# C2: …`"),
     ([EXACT, (MEASURED[0], "")], TESTS, TABLE,
      "C2: no output of its cells (01_page.ipynb) has a line with 'C2:'"),
+    ([(EXACT[0].replace("== 0", "== moved"), EXACT[1]), MEASURED], TESTS, TABLE,
+     "C1: no line of its figure says whether it holds: as printed"),
+    ([(EXACT[0].replace("from annotated import moved", "moved = 0"), EXACT[1]), MEASURED], TESTS,
+     TABLE, "C1: no line of its figure says whether it holds: as printed"),
+    ([EXACT, MEASURED], TESTS.replace("assert moved", "pass"), TABLE,
+     "C1: no test that can fail is called `test_c1_…`"),
     ([EXACT, (MEASURED[0], "C2: 3 instead of 2\nholds")], TESTS, TABLE,
      "C2: no line of its figure says whether it holds: helps"),
     ([EXACT, MEASURED], TESTS.replace("test_c1_", "test_c11_"), TABLE,

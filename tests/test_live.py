@@ -98,11 +98,10 @@ def toy(libraries):
 
 PRELUDE = """
 const fs = require("fs"), [folder, file] = process.argv.slice(1);
-const T = require(folder + "/transformer.js"), W = require(folder + "/words.js");
+const W = require(folder + "/words.js");
 Object.assign(globalThis, W); // as scripts of one page
 const Subwords = require(folder + "/subwords.js");
 const given = JSON.parse(fs.readFileSync(0, "utf8")), DATA = require(file);
-const net = new T.Transformer(DATA);
 const words = DATA.subwords ? new Subwords(DATA.subwords) : DATA.vocabulary && new W.Words(DATA);
 const plain = (key, x) => (ArrayBuffer.isView(x) ? [...x] : x);
 const answer = (x) => console.log(JSON.stringify(x, plain));"""
@@ -138,14 +137,21 @@ def test_weights_are_the_models_as_far_as_their_bits_go(libraries):
 
 # The arithmetic
 
+IN_PAGE = """([name, given]) => {
+  const T = Transformer, DATA = MODELS[name], net = new T.Transformer(DATA);
+  const words = DATA.subwords ? new Subwords(DATA.subwords) : new Words(DATA);
+  const answer = (x) => JSON.stringify(x, (key, y) => (ArrayBuffer.isView(y) ? [...y] : y));
+  return SCRIPT
+}"""
+
+
 @each_model
-def test_hundreds_of_translations_are_the_library_s(folder, name, library):
-    """300 of the toy language, 500 captions; a twentieth of them with a beam, too.
+def test_hundreds_of_translations_are_the_library_s(visit, name, library):
+    """In the browser: 300 of the toy language, 500 captions; a twentieth with a beam, too.
 
     And rows of the toy language's words by chance, some of which are translated without an end.
     """
-    script = """
-    answer(given.map((sentence, i) => {
+    script = """answer(given.map((sentence, i) => {
       const source = [...words.encode(sentence).ids, END];
       const { output, score } = i % 20 ? { output: [] } : T.beamSearch(net, source);
       const brief = i % 40 ? [] : T.beamSearch(net, source, 4, 0.6, 1).output; // mostly cut off
@@ -154,7 +160,8 @@ def test_hundreds_of_translations_are_the_library_s(folder, name, library):
     draw, words = random.Random(0), [word for text in library.sentences for word in text.split()]
     by_chance = [draw.choices(words, k=k % 20 + 1) for k in range(80 if name == "toy" else 0)]
     sentences = [*library.sentences, *map(" ".join, by_chance)]
-    greedy, beam, *more = zip(*javascript(folder, name, script, sentences), strict=True)
+    found = visit(name).evaluate(IN_PAGE.replace("SCRIPT", script), [name, sentences])
+    greedy, beam, *more = zip(*json.loads(found), strict=True)
     assert list(greedy) == library.translate(sentences)
     assert len(set(greedy)) > 0.85 * len(sentences)
     assert name != "toy" or max(len(text.split()) for text in greedy) > 50

@@ -2,7 +2,6 @@
 hold.
 """
 
-import json
 import re
 import subprocess
 from dataclasses import asdict
@@ -67,14 +66,19 @@ def test_kept_models_are_small_can_be_loaded_and_have_a_card():
         assert all(words in card for words in (*sizes, *figures.values(), f"../../{result}"))
 
 
-def test_the_table_has_the_toy_scores_of_the_file():
-    facts = json.loads((ROOT / "results" / "toy.json").read_text(encoding="utf-8"))
-    table = (ROOT / "results" / "README.md").read_text(encoding="utf-8").splitlines()
-    row = next(line for line in table if "./toy.json" in line)
-    test, novel = (facts["scores"][split]["bleu"] for split in ("test", "novel"))
-    assert f"BLEU {test:.1f} on `test`, {novel:.1f} on `novel`" in row
-    assert f"{facts['parameters']:,} parameters" in row
-    assert f"{facts['training']['steps']:,} updates" in row
+@pytest.mark.parametrize("name", ["README.md", "results/README.md"])
+def test_both_readmes_tell_what_is_less_than_the_best_too(name):
+    """The other training, the error of the test set, and the share of the mutants."""
+    toy, multi30k, mutants = (read_json(ROOT / "results" / f"{file}.json") for file in (
+        "toy", "multi30k_intervals", "mutation_score"))
+    taught, gain = multi30k["rows"]["taught"], multi30k["differences"]["taught minus to-the-end"]
+    scores = [toy["scores"][split]["bleu"] for split in ("test", "novel")]
+    scores += [*toy["other_trainings"][0]["bleu"].values(), taught["mean"], multi30k["published"]]
+    figures = [*(f"{x:.1f}" for x in scores), f"{taught['low']:.1f} to {taught['high']:.1f}",
+               f"{gain['low']:.2f} to {gain['high']:.2f}".replace("-", "−"),
+               str(mutants["total"]["killed"]), f"of {mutants['total']['run']}"]
+    text = (ROOT / name).read_text(encoding="utf-8")
+    assert [figure for figure in figures if figure not in text] == []
 
 
 def test_a_line_that_is_no_json_is_named(tmp_path):

@@ -3,11 +3,13 @@ the results. `make sync PAGES=00` writes it to notebooks/ledger.md.
 
 The claims and their parts are listed in docs/claims.toml. Everything else is read from the stored
 outputs of the notebooks and from the names of the tests, so the ledger cannot contradict them. A
-part is asserted if the cells that print its figures contain an assertion. Otherwise it is measured,
-and those lines must say whether it holds. Anything missing or contradictory is an error; lines with
-a verdict that do not name the claim are compared by the kinds of verdict alone.
+part is asserted if the cells that print its figures use the package and assert something that can
+fail. Otherwise it is measured, and those lines must say whether it holds. Anything missing or
+contradictory is an error; lines with a verdict that do not name the claim are compared by the kinds
+of verdict alone.
 """
 
+import ast
 import re
 import tomllib
 from collections import Counter, defaultdict, namedtuple
@@ -20,8 +22,7 @@ from notebooks import ROOT, pages
 CLAIMS, TESTS = ROOT / "docs" / "claims.toml", ROOT / "tests"
 FIRST_LINE = re.compile(r"(?:#\|.*\n|# alt: .*\n)*# (C\d+)\b( \(measured\))?[^:\n]*: \S")
 # a verdict, or its count as in "holds: 8"
-VERDICT = re.compile(r"\b(within noise|does not|do not|fails|partly|holds|alike)\b(?:'?: (\d+))?")
-SYNONYMS = {"do not": "does not", "fails": "does not"}
+VERDICT = re.compile(r"\b(within noise|does not|partly|holds|alike)\b(?:'?: (\d+))?")
 
 
 class Incomplete(Exception):
@@ -35,12 +36,6 @@ Part = namedtuple("Part", "says kind figures verdict")
 Row = namedtuple("Row", "claim section says kind parts cells tests")
 
 
-def claim_of(cell):
-    """Return the claim that a code cell names in its first line, such as "C4", or None."""
-    match = FIRST_LINE.match(cell.source) if cell.cell_type == "code" else None
-    return match and match[1]
-
-
 def printed_lines(cell):
     """Return the lines that a cell printed, with single spaces."""
     text = "\n".join(output.get("text", "")
@@ -52,8 +47,31 @@ def verdicts(lines):
     """Return how often each verdict occurs in these lines."""
     counts = Counter()
     for word, count in VERDICT.findall("\n".join(lines)):
-        counts[SYNONYMS.get(word, word)] += int(count or 1)
+        counts[word] += int(count or 1)
     return counts
+
+
+def can_fail(node):
+    """Whether a node of a syntax tree may raise an AssertionError; `x == x` and `True` may not."""
+    if isinstance(node, ast.Call):
+        return re.search("assert|raises", ast.unparse(node.func)) is not None
+    test = node.test if isinstance(node, ast.Assert) else ast.Constant(True)
+    if isinstance(test, ast.Compare) and ast.dump(test.left) == ast.dump(test.comparators[-1]):
+        return False
+    return any(isinstance(part, ast.Name) for part in ast.walk(test))
+
+
+def names_of(nodes):
+    """Return the names that code uses, those that it makes, and those from the package."""
+    used, made, package = set(), set(), set()
+    for node in nodes:
+        if isinstance(node, ast.Name):
+            (used if isinstance(node.ctx, ast.Load) else made).add(node.id)
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            made.add(node.name)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)) and "annotated" in ast.unparse(node):
+            package |= {name.asname or name.name for name in node.names}
+    return used, made, package
 
 
 def cells_by_claim(paths):
@@ -62,14 +80,19 @@ def cells_by_claim(paths):
     """
     cells = defaultdict(list)
     for path in paths:
+        known = set()  # names that come from the package, and what was made of them
         for cell in nbformat.read(path, as_version=4).cells:
-            title, lines = claim_of(cell), printed_lines(cell)
+            code = re.sub(r"(?m)^%.*", "", cell.source) if cell.cell_type == "code" else ""
+            used, made, package = names_of(nodes := list(ast.walk(ast.parse(code))))
+            known |= package
+            known |= made if cell.source.startswith("#| export") or used & known else set()
+            match, lines = FIRST_LINE.match(code), printed_lines(cell)
+            title, marked = match.groups() if match else (None, None)
             judged = [line for line in lines if VERDICT.search(line)]
             for claim in {title, *re.findall(r"\bC\d+\b", "\n".join(judged))} - {None}:
                 own = lines if claim == title else [line for line in judged
                                                     if re.search(rf"\b{claim}\b", line)]
-                marked = title and FIRST_LINE.match(cell.source)[2]
-                measured = bool(marked) or not re.search(r"^\s*assert ", cell.source, re.MULTILINE)
+                measured = bool(marked) or not used & known or not any(map(can_fail, nodes))
                 cells[claim].append(Cell(path, cell.id, cell.execution_count, own, measured))
     return cells
 
@@ -78,9 +101,10 @@ def tests_by_claim(folder):
     """Return {claim: [(file, function)]} of the tests in a folder: `test_c4_…` guards C4."""
     tests = defaultdict(list)
     for path in sorted(Path(folder).rglob("test_*.py")):
-        for name, number in re.findall(r"^(?:    )?def (test_c(\d+)_\w+)",
-                                       path.read_text(encoding="utf-8"), re.MULTILINE):
-            tests[f"C{number}"].append((path.relative_to(folder), name))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            number = re.match(r"test_c(\d+)_", getattr(node, "name", None) or "")
+            if number and any(map(can_fail, ast.walk(node))):
+                tests[f"C{number[1]}"].append((path.relative_to(folder), node.name))
     return tests
 
 
@@ -112,7 +136,7 @@ def row_of(claim, entry, cells, tests):
     gaps = [gap for _, several in results for gap in several]
     figures = [line for part in parts for line in part.figures]
     if not tests:
-        gaps.append(f"no test is called `test_{claim.lower()}_…`")
+        gaps.append(f"no test that can fail is called `test_{claim.lower()}_…`")
     if not cells:
         gaps.append(f"no cell begins with `# {claim}: …`")
     for cell in cells:

@@ -17,7 +17,7 @@ from functools import cache
 import nbformat
 import PIL.Image
 import vl_convert
-from ledger import claim_of
+from ledger import FIRST_LINE
 
 from annotated import charts
 from notebooks import ROOT, folded, module_of, page_tests, pages, role
@@ -121,7 +121,7 @@ def stage(path, folder, below_title=""):
     notebook, cells, section = nbformat.read(path, as_version=4), [], ""
     notebook.cells = [cell for cell in notebook.cells if DIRECTIVES.sub("", cell.source).strip()]
     for cell in notebook.cells:
-        if claim_of(cell):  # a target for links
+        if FIRST_LINE.match(cell.source):  # a target for links
             cells.append(nbformat.v4.new_markdown_cell(f"(cell-{cell.id})="))
         cells.append(cell)
         if cell.cell_type != "code":

@@ -155,7 +155,8 @@ class Prepared:
 class DroppedMerges(SubwordTokenizer):
     """A byte-pair encoding that cuts anew at each call (BPE-dropout, Provilkov et al., 2020).
 
-    plain: the tokenizer whose merges are used; rate: the probability of skipping a possible merge.
+    The package tokenizers has a dropout of its own, which takes no seed. plain: the tokenizer whose
+    merges are used; rate: the probability of skipping a possible merge.
     """
 
     def __init__(self, plain, rate=0.1, seed=0):

@@ -91,6 +91,7 @@ def test_multi30k_form_normalises_marks_by_the_rules_of_its_language(language, f
     if language == "de":  # where nothing is said
         assert scores.multi30k_form(['Er sagt "1\u00a0500, gut", ja']) == [form]
     assert report["multi30k"].score == pytest.approx(100)
+    assert scores.multi30k_form(["A‘’Σ"]) == ['a " ς'], "lower-cased after its marks"
     forms = [scores.multi30k_form(["L'homme"], code) for code in ("fr", "en")]
     assert forms == [["l' homme"], ["l 'homme"]]
 

@@ -355,5 +355,3 @@ const Transformer = (() => {
 
   return { Transformer, greedy, beamSearch, follow, bestTokens };
 })();
-
-if (typeof module === "object") module.exports = Transformer;
