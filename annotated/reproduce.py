@@ -46,17 +46,6 @@ def _check_train(options):
         raise FileExistsError(f"{folder} holds checkpoints already: give --resume, or a new folder")
     files.check_new(options.out, checkpoints=folder, tensorboard=options.tensorboard)
 
-# %% ../notebooks/78_reproduce.ipynb #re78mem1
-def _load_in_memory(name, source, target):
-    """The corpus of a name, whose training pairs are a list; ValueError for one that is larger."""
-    known = corpora.CORPORA.get(name)
-    large = known is not None and known.archives  # said before they are downloaded
-    corpus = None if large else corpora.load_corpus(name, None, source, target)
-    if large or not isinstance(corpus.train, list):
-        hint = f"annotated prepare {name} FOLDER --vocab-size 37000, then give FOLDER in its place"
-        raise ValueError(f"{name} is too large to be held in memory: {hint}")
-    return corpus
-
 # %% ../notebooks/78_reproduce.ipynb #967a33f2
 def _corpus_with_tokenizer(options, start=None):
     """(corpus, tokenizer) that options or the `Checkpoint` start name; ValueError or OSError."""
@@ -77,7 +66,8 @@ def _corpus_with_tokenizer(options, start=None):
             raise ValueError(f"{name} was prepared with another tokenizer than {options.start} has")
         return corpus, corpus.tokenizer
     source, target = start.languages if start else (None, None)
-    corpus = _load_in_memory(name, options.source or source, options.target or target)
+    hint = f"annotated prepare {name} FOLDER --vocab-size 37000, then give FOLDER in its place"
+    corpus = corpora.load_in_memory(name, options.source or source, options.target or target, hint)
     if start is not None:
         if options.normalize:
             raise ValueError("--from brings a tokenizer with its form: leave --normalize out")

@@ -172,9 +172,9 @@ class Translator(Checkpoint):
 def load(folder=None, device="cpu"):
     """The `Translator` in a folder that `annotated train` or its `save` wrote, or the book's own.
 
-    device: a name, or "auto" for the first available of cuda, mps and cpu. Raises
-    what `load_checkpoint` raises, and ValueError for a device that cannot be used or a
-    folder without a tokenizer.
+    device: a name, or "auto" for the first available of cuda, mps and cpu. Raises what
+    `load_checkpoint` raises, and ValueError for a device that cannot be used or a folder without a
+    tokenizer.
     """
     device = distributed.check_device(distributed.choose_device(device))
     saved = book_model() if folder is None else load_checkpoint(folder, device)

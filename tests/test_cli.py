@@ -1,7 +1,6 @@
 """The terminal: each command does what the library does, and mistakes are one line."""
 
 import gzip
-import itertools
 import json
 import os
 import re
@@ -18,6 +17,7 @@ from torch import nn
 
 from annotated import TrainingConfig, TransformerConfig, cli, reproduce, train
 from annotated.cli import main
+from annotated.data import downloads
 from annotated.data.prepared import load_prepared, prepare_corpus
 from annotated.data.tokenizers import UNKNOWN, SubwordTokenizer
 from annotated.fast import prepare
@@ -230,11 +230,7 @@ def test_command_line_trains_on_a_prepared_corpus(capsys):
 
 
 def test_corpus_too_large_for_memory_is_to_be_prepared_first(tmp_path, capsys, monkeypatch):
-    Path("wmt14-en-de").mkdir()
-    stems = "train", "newstest2013", "newstest2014"
-    for stem, language in itertools.product(stems, ("en", "de")):
-        Path("wmt14-en-de", f"{stem}.{language}").write_text("A dog.\n" * 3, encoding="utf-8")
-    monkeypatch.setenv("ANNOTATED_DATA", str(tmp_path))
+    monkeypatch.setattr(downloads, "fetch", lambda *_: pytest.fail("it is fetched first"))
     error = refused("train", ["wmt14-en-de", "--out", "model"], capsys)
     assert "annotated prepare wmt14-en-de FOLDER" in error and not Path("model").exists()
     error = refused("vary", ["wmt14-en-de", "--out", "rows.jsonl"], capsys)

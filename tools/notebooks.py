@@ -125,6 +125,8 @@ def module_of(path):
     cells = json.loads(Path(path).read_text(encoding="utf-8"))["cells"]
     code = ("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
     names = re.findall(r"^#\|\s*default_exp\s+(\S+)", "\n".join(code), re.MULTILINE)
+    if len(names) > 1:
+        raise ValueError(f"{path} names {len(names)} modules: one notebook exports one module")
     return names[0] if names else None
 
 

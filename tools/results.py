@@ -41,8 +41,7 @@ def revisions(cells):
 def update_readme(text):
     """Return README.md with its row on speed brought up to date."""
     row = summary.readme_row(summary.load_runs(RESULTS / "bench"))
-    return re.sub(r"^\| speed as .*$", lambda _: row, text,
-                  flags=re.MULTILINE)
+    return re.sub(r"^\| speed as .*$", lambda _: row, text, flags=re.MULTILINE)
 
 
 def update_table(text):

@@ -349,3 +349,15 @@ def load_corpus(name, root=None, source_language=None, target_language=None):
         return _load_folder(name, *languages)
     hint = "give the path of a folder with train.en, train.de, valid.en, valid.de, test.en, test.de"
     raise ValueError(f"unknown corpus {name!r}: known are {', '.join(CORPORA)}, or {hint}")
+
+# %% ../../notebooks/11_corpora.ipynb #im000001
+def load_in_memory(name, source_language=None, target_language=None, hint="give a smaller corpus"):
+    """`load_corpus` for training pairs that are a list; ValueError for a corpus that is a stream.
+
+    One that comes in archives is refused before they are fetched. hint: what to do instead.
+    """
+    streamed = name in CORPORA and CORPORA[name].archives
+    corpus = None if streamed else load_corpus(name, None, source_language, target_language)
+    if corpus is None or not isinstance(corpus.train, list):
+        raise ValueError(f"{name} is too large to be held in memory: {hint}")
+    return corpus

@@ -18,7 +18,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from annotated import results as records
-from annotated.data.corpora import load_corpus
+from annotated.data.corpora import load_in_memory
 from annotated.data.tokenizers import SubwordTokenizer, WordTokenizer
 from annotated.model.transformer import Transformer, TransformerConfig
 from annotated.training.label_smoothing import LabelSmoothingLoss
@@ -238,9 +238,7 @@ def read_task(name, scale, steps=None, sentences=None):
     size = SCALES[scale]
     size = replace(size, training=replace(size.training, steps=steps or size.training.steps),
                    sentences=sentences or size.sentences)
-    corpus = load_corpus(name)
-    if not isinstance(corpus.train, list):
-        raise ValueError(f"{name} is too large to be held in memory: give a smaller corpus")
+    corpus = load_in_memory(name)
     if size.pairs:
         corpus.train = corpus.train[: size.pairs]
     corpus.valid, corpus.novel = corpus.valid[: size.sentences], corpus.novel[: size.sentences]

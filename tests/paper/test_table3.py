@@ -132,7 +132,7 @@ def test_c29_rows_are_scored_by_beam_4_with_alpha_06():
 def test_no_row_knows_words_of_the_sentences_it_is_scored_on(scale, monkeypatch):
     held_out = {"valid": [("quax quax", "quax")] * 50, "test": [("zyxxyz zyxxyz", "zyxxyz")] * 50}
     seen = [("the dog sleeps", "der Hund schläft")] * 9
-    monkeypatch.setattr(table3, "load_corpus",
+    monkeypatch.setattr(table3, "load_in_memory",
                         lambda name: Corpus(name, "en", "de", seen, **held_out))
     _, tokenizer, _ = table3.read_task("own", scale)
     known = tokenizer.encode("the dog", "en")
